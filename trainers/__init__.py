@@ -1,0 +1,1 @@
+"""Training code of the shipped model and of the risk heads (Lightning modules, data, configs)."""
