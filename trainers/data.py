@@ -1,14 +1,21 @@
 """Scenes as batches: the Lightning data modules of the tokenizer and of the AR prior."""
 
+import hashlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from tqdm import tqdm
 
+from csd_policy.models.vq import VQAutoencoder, VQConfig
+from trainers.prior import build_tokenizer
 from trainers.scenes import Scene, SceneGenerator
 
 
@@ -76,3 +83,114 @@ class ScenePixels(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Tensor]:
         scenes = SceneDataset(self.validation, 0, self.validation_scenes, pixels_of)
         return DataLoader(scenes, self.batch_size)
+
+
+class EncodedScenes(L.LightningDataModule):
+    """Captions and image codes for the prior, encoded once and kept on disk in shards.
+
+    A batch is ``(ids, targets)``, int64 ``[B, T]`` each: ``<bos> words <boi> codes``, padded at the
+    right; ``targets`` is the next token where that is an image code, else -100. The rows of an epoch
+    are shuffled by the epoch's number. Needs ``reload_dataloaders_every_n_epochs=1``.
+
+    Args:
+        folder: pictures, see ``trainers.pictures``.
+        vq_folder: holds ``vq.safetensors`` and ``vq_config.json``.
+        cache: folder for the shards; a sub-folder per tokenizer, named by the weights' hash.
+        train_scenes, validation_scenes: how many scenes to encode.
+        batches_per_epoch: checkpoints and validation happen once an epoch.
+    """
+
+    SHARD = 2048
+
+    def __init__(
+        self,
+        folder: str = "data/pictures",
+        vq_folder: str = "csd_policy/models/weights/emoji-scenes",
+        cache: str = "data/codes",
+        train_scenes: int = 81_920,
+        validation_scenes: int = 1024,
+        batch_size: int = 32,
+        batches_per_epoch: int = 200,
+    ) -> None:
+        super().__init__()
+        self.folder, self.vq_folder, self.cache = folder, Path(vq_folder), Path(cache)
+        self.counts = {"train": train_scenes, "validation": validation_scenes}
+        self.batch_size, self.batches_per_epoch = batch_size, batches_per_epoch
+
+    def prepare_data(self) -> None:
+        """Encode the shards that are missing."""
+        missing = [
+            (split, i)
+            for split, count in self.counts.items()
+            for i in range(-(-count // self.SHARD))
+            if not self._shard(split, i).exists()
+        ]
+        if not missing:
+            return
+        vq = load_vq(self.vq_folder)
+        encode = torch.compile(vq.encode)
+        generators = {split: SceneGenerator(self.folder, split) for split in self.counts}
+        for split, i in tqdm(missing, desc="encoding scenes"):
+            self._encode_shard(split, i, generators[split], encode)
+
+    def _shard(self, split: str, i: int) -> Path:
+        digest = hashlib.sha256((self.vq_folder / "vq.safetensors").read_bytes()).hexdigest()
+        return self.cache / digest[:12] / f"{split}_{i:04d}.npz"
+
+    @torch.inference_mode()
+    def _encode_shard(
+        self, split: str, i: int, generator: SceneGenerator, encode: Callable[[Tensor], Tensor]
+    ) -> None:
+        codes, captions = [], []
+        for start in range(i * self.SHARD, (i + 1) * self.SHARD, 64):
+            scenes = [generator(j) for j in range(start, start + 64)]
+            captions += [scene.caption for scene in scenes]
+            codes.append(encode(torch.stack([to_pixels(scene.image) for scene in scenes])))
+        path = self._shard(split, i)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            array = torch.cat(codes).to(torch.int16).numpy()
+            np.savez(file, codes=array, captions=np.array(captions))
+        partial.replace(path)
+
+    def setup(self, stage: str) -> None:
+        self.rows = {split: self._load(split) for split in self.counts}
+
+    def _load(self, split: str) -> TensorDataset:
+        tokenizer = build_tokenizer()
+        count = self.counts[split]
+        shards = [np.load(self._shard(split, i)) for i in range(-(-count // self.SHARD))]
+        codes = np.concatenate([shard["codes"] for shard in shards])[:count]
+        captions = np.concatenate([shard["captions"] for shard in shards])[:count]
+        batch = tokenizer(captions.tolist(), padding=True, return_tensors="np")
+        first = tokenizer.convert_tokens_to_ids("<image_0000>")
+        lengths = batch["attention_mask"].sum(1, keepdims=True)
+        n, width = len(codes), batch["input_ids"].shape[1]
+        ids = np.full((n, width + codes.shape[1]), tokenizer.pad_token_id, dtype=np.int64)
+        ids[:, :width] = batch["input_ids"]
+        np.put_along_axis(ids, lengths + np.arange(codes.shape[1]), codes + first, axis=1)
+        targets = np.where(ids[:, 1:] >= first, ids[:, 1:], -100)
+        return TensorDataset(torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        assert self.trainer is not None
+        rows = self.rows["train"]
+        per_epoch = self.batches_per_epoch * self.batch_size
+        passes, first = divmod(self.trainer.current_epoch * per_epoch, len(rows))
+        order = np.concatenate(
+            [np.random.default_rng(passes + k).permutation(len(rows)) for k in range(2)]
+        )
+        subset = Subset(rows, order[first : first + per_epoch].tolist())
+        return DataLoader(subset, self.batch_size, drop_last=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.rows["validation"], self.batch_size, drop_last=True)
+
+
+def load_vq(folder: Path) -> VQAutoencoder:
+    """The tokenizer network in ``folder``, fp32, in evaluation mode."""
+    config = VQConfig(**json.loads((folder / "vq_config.json").read_text()))
+    vq = VQAutoencoder(config)
+    vq.load_state_dict({k: v.float() for k, v in load_file(folder / "vq.safetensors").items()})
+    return vq.eval()

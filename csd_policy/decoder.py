@@ -1,0 +1,284 @@
+"""Speculative Jacobi decoding: the one loop that every policy and every draft strategy plugs into.
+
+Algorithm (SJD, arXiv 2410.01699, with a policy in place of the exact rule). Each image repeats, at
+its own pace, until its slots are full:
+
+1. draft    the window: the last committed token and L = W-1 drafts
+2. forward  one pass gives the target's law q behind each of the W slots
+3. verify   accept drafts up to the first rejection: u < b(x), u uniform, b from the policy
+4. commit   the accepted drafts and one more token: after a rejection one from the residual, else a
+            bonus from the last q; redraw the rest of the window for the next pass
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from csd_policy.drafts import DraftStrategy, Independent, Tail
+from csd_policy.models.base import ImageTokenModel
+from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.rows import Rows, Verdict, take
+from csd_policy.sampling import Noise, Purpose, draw, guide, law
+from csd_policy.timing import PhaseTimer
+from csd_policy.types import Candidates, DecodeConfig, DecodeResult, Stats
+
+PROVIDED = frozenset({"hidden", "noise"})  # what the loop can offer to a policy's ``needs``
+
+
+class JacobiDecoder:
+    """Decodes pictures speculatively with one model, one policy and one draft strategy.
+
+    Args:
+        model: see ``ImageTokenModel``.
+        policy: when to accept a draft; default ``Exact()``.
+        draft: how to redraw what was not verified; default ``Independent()``.
+        config: window, sampling and budget, see ``DecodeConfig``.
+
+    Raises:
+        ValueError: the policy needs something that nothing provides.
+
+    Example:
+        >>> decoder = JacobiDecoder(model, policy=CSD(delta=0.35), draft=Gumbel())  # doctest: +SKIP
+        >>> decoder.generate(["two cats on blue plain"], seeds=[0]).images[0]  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: ImageTokenModel,
+        policy: AcceptancePolicy | None = None,
+        draft: DraftStrategy | None = None,
+        config: DecodeConfig | None = None,
+    ) -> None:
+        self.model = model
+        self.policy = (policy or Exact()).bind(model)
+        self.draft = draft or Independent()
+        self.config = (config or DecodeConfig()).resolved(model.defaults)
+        if missing := self.policy.needs - PROVIDED:
+            raise ValueError(f"{self.policy!r} needs {sorted(missing)}, which nothing provides")
+        self._slots = len(model.code_of_slot)
+        # windows reach over the last slot; the places there hold no code
+        overhang = torch.full((2 * self.config.window,), -1, device=model.device)
+        self._code_of_slot = torch.cat([model.code_of_slot, overhang])
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[str],
+        seeds: Sequence[int | None] | None = None,
+        on_pass: Callable[[int, list[int]], None] | None = None,
+    ) -> DecodeResult:
+        """Draw one picture per prompt.
+
+        Args:
+            prompts: B texts.
+            seeds: one per prompt, each in [0, 2^63) or None; None is drawn and recorded.
+            on_pass: called after each pass with its number and the slots committed per image.
+
+        Raises:
+            ValueError: no prompts, a prompt that the model cannot read, a wrong seed, or a law or an
+                acceptance probability that is not a number (names pass, image and position).
+        """
+        chosen = check_seeds(prompts, seeds)
+        self.model.check_prompts(prompts)
+        timer = PhaseTimer(self.model.device)
+        guided, window = self.config.guidance_scale != 1, self.config.window
+        with timer("prefill"):
+            state = self.model.prefill(prompts, guided, window)
+        noise = Noise(torch.tensor(chosen, device=self.model.device), self.model.num_codes)
+        rows = self._start(noise)
+        number, done = 0, [0]
+        while min(done) < self._slots:
+            number += 1
+            self._step(state, rows, noise, timer)
+            # the one host read of a pass: progress and faults of all rows
+            done, faults = torch.stack([rows.done, rows.fault]).tolist()
+            self._check_faults(number, prompts, faults)
+            if on_pass is not None:
+                on_pass(number, done)
+        return self._result(rows, prompts, chosen, number, timer)
+
+    def _start(self, noise: Noise) -> Rows:
+        grid, drafts = self.model.grid, self.config.window - 1
+        dtype = torch.promote_types(self.model.dtype, torch.float32)
+        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype)
+        position = self._code_of_slot[:drafts].expand_as(rows.drafts)
+        rows.drafts.copy_(self.draft.fresh(position, noise))
+        rows.p.scatter_(-1, rows.drafts[..., None], 1.0)
+        return rows
+
+    def _step(self, state: Any, rows: Rows, noise: Noise, timer: PhaseTimer) -> None:
+        """One pass over every row; finished rows stay as they are. No host reads, fixed shapes."""
+        # 1. draft: the window is slots done-1 (the last committed token) to done+L-1
+        window = torch.arange(self.config.window, device=rows.done.device)
+        slots = rows.done[:, None] - 1 + window
+        codes = torch.cat([rows.last[:, None], rows.drafts], dim=1)
+        # 2. forward: hidden state and logits behind each slot
+        with timer("forward"):
+            embeddings = self.model.embed(state, codes, slots)
+            hidden = self.model.forward(state, embeddings, slots)
+            logits = self.model.head(hidden)
+        with timer("verification"):
+            # 3. verify: the laws behind the window are those of slots done to done+L
+            position = self._code_of_slot[slots + 1]
+            q = self._law(logits)
+            verdict = self._verify(rows, q, hidden[: len(q)], position, noise)
+            # 4. commit, and redraw the rest of the window
+            committed = rows.commit(verdict, position, self._slots)
+            self._redraft(rows, q, committed, noise)
+
+    def _law(self, logits: Tensor) -> Tensor:
+        c = self.config
+        assert c.guidance_scale is not None and c.temperature is not None
+        assert c.top_k is not None and c.top_p is not None
+        return law(guide(logits, c.guidance_scale), c.temperature, c.top_k, c.top_p)
+
+    def _verify(
+        self, rows: Rows, q: Tensor, hidden: Tensor, position: Tensor, noise: Noise
+    ) -> Verdict:
+        """Accept drafts up to the first rejection and draw the token behind them.
+
+        ``q`` ``[B, W, V]``, ``hidden`` ``[B, W, D]``; ``position`` int64 ``[B, W]`` is the code number
+        that ``q`` is the law of, -1 for a forced slot and for places beyond the end.
+        """
+        drafts = self.config.window - 1
+        entropy = torch.special.entr(q).sum(-1, keepdim=True)
+        c = self._candidates(rows, q, hidden, entropy, position, noise)
+        free = position[:, :drafts] >= 0
+        b, spent, exactly = self._acceptance(rows, c, free)
+        uniform = noise.uniform(Purpose.ACCEPT, position[:, :drafts])
+        window = torch.arange(drafts, device=q.device)
+        inside = rows.done[:, None] + window < self._slots  # forced drafts are always right
+        accepted = torch.where(free, uniform < b, inside).long().cumprod(1).sum(1)
+        extra = self._extra(c, q, exactly, accepted, position, noise)
+        finite = torch.isfinite(q.sum(-1))
+        finite[:, :drafts] &= torch.isfinite(b) & torch.isfinite(spent)
+        fields = {
+            "b": b,
+            "ratio": c.ratio[..., 0],
+            "uniform": uniform,
+            "entropy": entropy[..., 0],
+            "tv": c.tv[..., 0],
+            "spent_tv": torch.where(free, spent, 0.0),
+        }
+        return Verdict(accepted, extra, finite, fields)
+
+    def _candidates(
+        self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor, noise: Noise
+    ) -> Candidates:
+        """The drafts of the window as a policy sees them; the arguments have W places."""
+        q, hidden, entropy, position = (x[:, :-1] for x in (q, hidden, entropy, position))
+        columns = self.model.grid[1]
+        index = torch.arange(position.shape[1], device=q.device).expand_as(position)
+        asked = "noise" in self.policy.needs
+        return Candidates(
+            p_all=rows.p,
+            q_all=q,
+            entropy=entropy,
+            tv=(rows.p - q).abs().sum(-1, keepdim=True) / 2,
+            drafted=rows.drafts,
+            fresh=rows.fresh[..., None],
+            row=(position // columns)[..., None],
+            column=(position % columns)[..., None],
+            index=index[..., None],
+            hidden=hidden,
+            noise=noise.exponential(Purpose.TARGET, position) if asked else None,
+        )
+
+    def _acceptance(self, rows: Rows, c: Candidates, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Acceptance of each draft, spent TV, and where the exact rule replaced the policy's.
+
+        All ``[B, L]``. The replacement looks at the laws only, never at the drafted token: at fresh
+        drafts, and from the first place where the sum of spent TV would pass the budget.
+        """
+        if self.policy.exact:
+            b = self.policy.acceptance(c)[..., 0]
+            return b, torch.zeros_like(b), torch.zeros_like(free)
+        whole = c.whole()
+        b = self.policy.acceptance(whole)
+        spent = self.policy.spent_tv(whole, b)
+        exactly = rows.fresh & (not self.config.relax_fresh)
+        if self.config.tv_budget is not None:
+            charged = torch.where(free & ~exactly, spent, 0.0)
+            exactly = exactly | (rows.spent[:, None] + charged.cumsum(1) > self.config.tv_budget)
+        b = torch.where(exactly, c.ratio[..., 0].clamp(max=1), take(b, c.drafted, dim=2))
+        return b, torch.where(exactly, 0.0, spent), exactly
+
+    def _extra(
+        self, c: Candidates, q: Tensor, exactly: Tensor, accepted: Tensor, position: Tensor,
+        noise: Noise,
+    ) -> Tensor:  # fmt: skip
+        """The token behind the accepted drafts, int64 ``[B]``: residual, or bonus after the last."""
+        drafts = exactly.shape[1]
+        place = take(position, accepted)
+        weights = take(q, accepted)
+        exponential = noise.exponential(Purpose.TARGET, place)
+        if drafts > 0:
+            at = accepted.clamp(max=drafts - 1)
+            rejected = c.at(at).whole()
+            residual = self.policy.residual(rejected)[:, 0]
+            plain = (rejected.q - rejected.p)[:, 0].clamp(min=0)
+            residual = torch.where(take(exactly, at)[:, None], plain, residual)
+            redraw = (accepted < drafts)[:, None]
+            empty = residual.sum(-1, keepdim=True) <= 0
+            weights = torch.where(redraw & ~empty, residual, weights)
+            exponential = torch.where(
+                redraw, noise.exponential(Purpose.RESIDUAL, place), exponential
+            )
+        return draw(weights, exponential)
+
+    def _redraft(self, rows: Rows, q: Tensor, committed: Tensor, noise: Noise) -> None:
+        """Fill the drafts of the next window, ``committed`` int64 ``[B]`` slots further on."""
+        window = torch.arange(self.config.window - 1, device=q.device)
+        source = committed[:, None] + window  # place in the old window that the law comes from
+        seen = source <= len(window)
+        position = self._code_of_slot[rows.done[:, None] + window]
+        tail = Tail(take(q, source.clamp(max=len(window))), position, rows.passes[:, None], noise)
+        tokens, p = self.draft.redraw(tail)
+        fresh = self.draft.fresh(position, noise)
+        one_hot = torch.zeros_like(p).scatter_(-1, fresh[..., None], 1.0)
+        torch.where(seen, tokens, fresh, out=rows.drafts)
+        torch.where(seen[..., None], p, one_hot, out=rows.p)
+        torch.logical_not(seen, out=rows.fresh)
+
+    def _check_faults(self, number: int, prompts: Sequence[str], faults: list[int]) -> None:
+        codes = self.model.grid[0] * self.model.grid[1]
+        for i, position in enumerate(faults):
+            if position < codes:
+                raise ValueError(
+                    f"pass {number}, image {i} ({prompts[i]!r}), position {position}: the target's "
+                    f"law or the acceptance probability of {self.policy!r} is not a finite number"
+                )
+
+    def _result(
+        self, rows: Rows, prompts: Sequence[str], seeds: list[int], number: int, timer: PhaseTimer
+    ) -> DecodeResult:
+        seconds = timer.totals()
+        passes, codes = rows.passes.tolist(), rows.tokens.shape[1] - 1
+        stats = Stats(passes, [codes / n for n in passes], rows.spent.tolist(), number, seconds)
+        return DecodeResult(
+            tokens=rows.tokens[:, :-1].cpu(),
+            trace=rows.to_trace(),
+            stats=stats,
+            prompts=list(prompts),
+            seeds=seeds,
+            config=self.config,
+            policy=repr(self.policy),
+            draft=repr(self.draft),
+            model=self.model,
+        )
+
+
+def check_seeds(prompts: Sequence[str], seeds: Sequence[int | None] | None) -> list[int]:
+    """One seed per prompt, the missing ones drawn from the system; ValueError if any is wrong."""
+    if isinstance(prompts, str) or len(prompts) == 0:
+        raise ValueError(f"prompts is {prompts!r}, expected a list of at least one text")
+    seeds = [None] * len(prompts) if seeds is None else list(seeds)
+    if len(seeds) != len(prompts):
+        raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts, expected one per prompt")
+    for seed in seeds:
+        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+            raise ValueError(f"seed is {seed!r}, expected an integer in [0, 2^63) or None")
+    return [secrets.randbelow(2**63) if seed is None else seed for seed in seeds]

@@ -1,0 +1,50 @@
+"""Models: the interface of the loop and one adapter a file."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from csd_policy.models.base import ImageTokenModel
+
+SHIPPED = Path(__file__).parent / "weights"
+
+__all__ = ["ImageTokenModel", "load_model", "shipped_models"]
+
+
+def shipped_models() -> list[str]:
+    """Names of the models inside the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/image_model.json"))
+
+
+def load_model(
+    name_or_folder: str | Path = "emoji-scenes",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> ImageTokenModel:
+    """Load a model with its weights.
+
+    Args:
+        name_or_folder: a local folder, else the name of a shipped model.
+        device: default is CUDA if there is a card, else the CPU.
+        dtype: of the network; laws are computed in at least fp32.
+
+    Raises:
+        ValueError: there is no such model, or the folder is not one that an adapter can read.
+    """
+    folder = Path(name_or_folder)
+    if not folder.is_dir():
+        folder = SHIPPED / str(name_or_folder)
+    layout = folder / "image_model.json"
+    if not layout.is_file():
+        raise ValueError(
+            f"no model {str(name_or_folder)!r}: neither a folder with image_model.json "
+            f"nor a shipped model (there are {', '.join(shipped_models())})"
+        )
+    adapter = json.loads(layout.read_text()).get("adapter")
+    if adapter != "emoji-scenes":
+        raise ValueError(f"{layout}: adapter is {adapter!r}, expected 'emoji-scenes'")
+    from csd_policy.models.emoji_scenes import EmojiScenes
+
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return EmojiScenes(folder, torch.device(where), dtype)

@@ -1,0 +1,101 @@
+"""The acceptance policy: the one interface that this project is about."""
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from csd_policy.types import Candidates
+
+if TYPE_CHECKING:
+    from csd_policy.models.base import ImageTokenModel
+
+
+class AcceptancePolicy(ABC):
+    """Decides with which probability a drafted token is accepted.
+
+    Subclass it, take hyper-parameters as keyword arguments with defaults, store them unchanged under
+    the same name, and write ``accept_prob``. A policy is arithmetic: no randomness, no state between
+    calls, no host synchronisation. ``csd_policy.testing.check_policy`` checks the contract.
+
+    Class attributes:
+        exact: claims that the committed tokens follow the target's law.
+        may_veto: its acceptance can fall below the exact rule's.
+        needs: what it reads beyond the two laws, a subset of {"risk", "hidden", "noise"}.
+        exact_at: settings at which it must equal ``Exact`` decision by decision.
+        strength: the name of its tunable, None if it has none.
+    """
+
+    exact: ClassVar[bool] = False
+    may_veto: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+    exact_at: ClassVar[Mapping[str, Any] | None] = None
+    strength: ClassVar[str | None] = None
+
+    @abstractmethod
+    def accept_prob(self, c: Candidates) -> Tensor:
+        """Acceptance probability b of each candidate, ``[B, L, K]``; the loop clamps it to [0, 1]."""
+
+    def residual(self, c: Candidates) -> Tensor:
+        """Unnormalised law of the token drawn after a rejection, ``[B, L, V]``, non-negative.
+
+        Default: ``max(0, q - p b)``, the TV-optimal residual of any b (CSD, arXiv 2606.27829,
+        Theorem 3.1 for b at or above the exact rule).
+        """
+        whole = c.whole()
+        return (whole.q - whole.p * self.acceptance(whole)).clamp(min=0)
+
+    def acceptance(self, c: Candidates) -> Tensor:
+        """``accept_prob`` as the loop applies it, ``[B, L, K]`` in [0, 1], and 0 where q = 0."""
+        b = self.accept_prob(c).clamp(0, 1)
+        return torch.where(c.q > 0, b, 0.0)
+
+    def spent_tv(self, c: Candidates, b: Tensor) -> Tensor:
+        """TV of the committed token's law and q, ``[B, L]`` in [0, 1].
+
+        Args:
+            c: with every token as a candidate.
+            b: ``acceptance(c)``, ``[B, L, V]``.
+        """
+        if type(self).residual is AcceptancePolicy.residual:
+            return (c.p * b - c.q).clamp(min=0).sum(-1)
+        residual = self.residual(c)
+        mass = residual.sum(-1, keepdim=True)
+        redrawn = torch.where(mass > 0, residual / mass, c.q)
+        rejected = 1 - (c.p * b).sum(-1, keepdim=True)
+        return (c.p * b + rejected * redrawn - c.q).abs().sum(-1) / 2
+
+    def bind(self, model: "ImageTokenModel") -> Self:
+        """A copy that holds what the policy needs of ``model``, on its device."""
+        return copy.copy(self)
+
+    @classmethod
+    def parameter_names(cls) -> list[str]:
+        """Names of the constructor's arguments."""
+        if cls.__init__ is object.__init__:
+            return []
+        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+
+    def to_config(self) -> dict[str, Any]:
+        """``class_path`` and ``init_args``, from which a config makes the policy again."""
+        args = {}
+        for name in self.parameter_names():
+            value = getattr(self, name)
+            args[name] = value.to_config() if isinstance(value, AcceptancePolicy) else value
+        cls = type(self)
+        return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": args}
+
+    def __repr__(self) -> str:
+        args = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.parameter_names())
+        return f"{type(self).__name__}({args})"
+
+
+def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
+    """Raise ValueError unless ``low <= value <= high`` and ``value`` is finite."""
+    if not (low <= value <= high and abs(value) != float("inf")):
+        bound = f"at least {low:g}" if high == float("inf") else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} is {value!r}, expected a finite number {bound}")

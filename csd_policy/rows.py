@@ -1,0 +1,132 @@
+"""The state of a batch while it is decoded: one row an image, fixed shapes, updated in place."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from csd_policy.sampling import Noise
+from csd_policy.types import ACCEPTED, BONUS, RESAMPLED, TRACE_FIELDS, Trace
+
+
+def take(x: Tensor, index: Tensor, dim: int = 1) -> Tensor:
+    """``x`` at ``index`` along ``dim``; ``index`` has the axes of ``x`` before ``dim``, and maybe it.
+
+    ``[B, W, V]`` at int64 ``[B]`` gives ``[B, V]``, at ``[B, L]`` gives ``[B, L, V]``.
+    """
+    whole = index if index.ndim > dim else index.unsqueeze(-1)
+    where = whole.view(*whole.shape, *(1,) * (x.ndim - whole.ndim))
+    picked = x.gather(dim, where.expand(*whole.shape, *x.shape[whole.ndim :]))
+    return picked if index.ndim > dim else picked.squeeze(dim)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification found.
+
+    ``accepted`` drafts int64 ``[B]`` in front and the ``extra`` token ``[B]`` behind them; ``finite``
+    bool ``[B, W]``; ``fields`` of the trace, ``[B, L]`` each (``entropy`` ``[B, W]``).
+    """
+
+    accepted: Tensor
+    extra: Tensor
+    finite: Tensor
+    fields: dict[str, Tensor]
+
+
+@dataclass
+class Rows:
+    """The state of a batch.
+
+    Attributes:
+        done: committed slots, int64 ``[B]``.
+        passes: passes of each row so far, int64 ``[B]``.
+        last: the last committed code, int64 ``[B]``.
+        drafts, p, fresh: the drafts of slots ``done`` onwards, int64 ``[B, L]``, the law that they
+            follow ``[B, L, V]``, and whether no pass has seen them, bool ``[B, L]``.
+        spent: summed spent TV, ``[B]``.
+        tokens, trace: ``[B, N + 1]``; what belongs nowhere is written to column N.
+        fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if none.
+    """
+
+    done: Tensor
+    passes: Tensor
+    last: Tensor
+    drafts: Tensor
+    p: Tensor
+    fresh: Tensor
+    spent: Tensor
+    tokens: Tensor
+    trace: dict[str, Tensor]
+    fault: Tensor
+
+    @classmethod
+    def empty(cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype) -> "Rows":
+        """Rows before the first pass; ``p`` is still zero."""
+        batch, device = len(noise.seeds), noise.seeds.device
+
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(batch, *shape, dtype=torch.int64, device=device)
+
+        trace = {
+            name: torch.full((batch, codes + 1), torch.nan if kind.is_floating_point else 0,
+                             dtype=kind, device=device)
+            for name, kind in TRACE_FIELDS.items()
+        }
+        return cls(
+            done=integers(),
+            passes=integers(),
+            last=integers(),
+            drafts=integers(drafts),
+            p=torch.zeros(batch, drafts, noise.size, dtype=dtype, device=device),
+            fresh=torch.ones(batch, drafts, dtype=torch.bool, device=device),
+            spent=torch.zeros(batch, dtype=dtype, device=device),
+            tokens=integers(codes + 1),
+            trace=trace,
+            fault=torch.full((batch,), codes, dtype=torch.int64, device=device),
+        )
+
+    def commit(self, verdict: Verdict, position: Tensor, slots: int) -> Tensor:
+        """Append accepted drafts and the extra token; how many slots each row gained, int64 ``[B]``.
+
+        Args:
+            position: code number behind each window slot, int64 ``[B, W]``, -1 if it holds none.
+            slots: S, where a row is finished.
+        """
+        width, nowhere = position.shape[1], self.tokens.shape[1] - 1
+        window = torch.arange(width, device=position.device)
+        self.passes += self.done < slots
+        committed = torch.minimum(verdict.accepted + 1, slots - self.done)
+        is_extra = window == verdict.accepted[:, None]
+        padded = torch.nn.functional.pad(self.drafts, (0, 1))
+        tokens = torch.where(is_extra, verdict.extra[:, None], padded)
+        how = torch.where(is_extra, torch.where(window == width - 1, BONUS, RESAMPLED), ACCEPTED)
+        kept = (window < committed[:, None]) & (position >= 0)
+        column = torch.where(kept, position, nowhere)
+        self.tokens.scatter_(1, column, tokens)
+        self._record(verdict, how, column)
+        broken = torch.where(kept & ~verdict.finite, position, nowhere).amin(1)
+        torch.minimum(self.fault, broken, out=self.fault)
+        self.spent += (verdict.fields["spent_tv"] * kept[:, :-1]).sum(1)
+        self.last = torch.where(
+            committed > 0, take(tokens, (committed - 1).clamp(min=0)), self.last
+        )
+        self.done += committed
+        return committed
+
+    def _record(self, verdict: Verdict, how: Tensor, column: Tensor) -> None:
+        none = torch.nan  # a bonus has no draft
+        fields = {
+            name: value
+            if value.shape == column.shape
+            else torch.nn.functional.pad(value, (0, 1), value=0.0 if name == "spent_tv" else none)
+            for name, value in verdict.fields.items()
+        }
+        fields["how"] = how
+        fields["pass_number"] = self.passes[:, None].expand_as(column)
+        for name, value in fields.items():
+            self.trace[name].scatter_(1, column, value.to(TRACE_FIELDS[name]))
+
+    def to_trace(self) -> Trace:
+        """The finished trace on the CPU, without the spare column."""
+        return Trace(**{name: value[:, :-1].cpu() for name, value in self.trace.items()})
