@@ -1,7 +1,6 @@
 """Scenes as batches: the Lightning data modules of the tokenizer and of the AR prior."""
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from tqdm import tqdm
 
-from csd_policy.models.vq import VQAutoencoder, VQConfig
+from csd_policy.models.vq import VQAutoencoder
 from trainers.prior import build_tokenizer
 from trainers.scenes import Scene, SceneGenerator
 
@@ -127,7 +125,7 @@ class EncodedScenes(L.LightningDataModule):
         ]
         if not missing:
             return
-        vq = load_vq(self.vq_folder)
+        vq = VQAutoencoder.from_folder(self.vq_folder)
         encode = torch.compile(vq.encode)
         generators = {split: SceneGenerator(self.folder, split) for split in self.counts}
         for split, i in tqdm(missing, desc="encoding scenes"):
@@ -186,11 +184,3 @@ class EncodedScenes(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.rows["validation"], self.batch_size, drop_last=True)
-
-
-def load_vq(folder: Path) -> VQAutoencoder:
-    """The tokenizer network in ``folder``, fp32, in evaluation mode."""
-    config = VQConfig(**json.loads((folder / "vq_config.json").read_text()))
-    vq = VQAutoencoder(config)
-    vq.load_state_dict({k: v.float() for k, v in load_file(folder / "vq.safetensors").items()})
-    return vq.eval()

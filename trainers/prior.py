@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from csd_policy.models.vq import VQConfig
-from trainers.scenes import KINDS, RELATIONS, caption_words
+from trainers.scenes import caption_words
 from trainers.schedules import warmup_then_cosine
 
 PAD, BOS, BOI, UNK = "<pad>", "<bos>", "<boi>", "<unk>"
@@ -164,6 +164,6 @@ def export_prior(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, to
         "grid": [side, side],
         "first_image_token": tokenizer.convert_tokens_to_ids("<image_0000>"),
         "num_codes": VQConfig.num_codes,
-        "closed_vocabulary": {"relations": list(RELATIONS), "kinds": list(KINDS)},
+        "guidance_scale": 3.0,
     }
     (to / "image_model.json").write_text(json.dumps(layout, indent=1) + "\n")

@@ -4,9 +4,13 @@
 normalised codes after Yu et al. 2022, arXiv 2110.04627). Training lives in ``trainers.vq``.
 """
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -77,6 +81,14 @@ class VQAutoencoder(nn.Module):
         self.codebook: Tensor
         codebook = F.normalize(torch.randn(c.num_codes, c.code_dim), dim=1)
         self.register_buffer("codebook", codebook)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """The network in ``vq.safetensors`` and ``vq_config.json``: fp32, in evaluation mode."""
+        model = cls(VQConfig(**json.loads((folder / "vq_config.json").read_text())))
+        weights = load_file(folder / "vq.safetensors")
+        model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        return model.eval().requires_grad_(False)
 
     def latents(self, images: Tensor) -> Tensor:
         """Unit vectors before quantisation, ``[B, code_dim, side, side]``."""

@@ -1,0 +1,138 @@
+"""The shipped model: a LLaMA prior over caption words and image codes, and its picture tokenizer."""
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from csd_policy.cache import RaggedCache
+from csd_policy.models.base import ImageTokenModel
+from csd_policy.models.vq import VQAutoencoder
+from csd_policy.types import SamplingDefaults
+
+MOST_WORDS = 16  # captions in training have at most 9
+
+
+@dataclass
+class PromptState:
+    """The cache, and the place of each row's last prompt token in it, int64 ``[R]``."""
+
+    cache: RaggedCache
+    last: Tensor
+
+
+class EmojiScenes(ImageTokenModel):
+    """Draws emoji scenes of 96x96 pixels from captions of a closed vocabulary.
+
+    Captions: ``[two|three|four] NAME(S) on TONE plain|photo`` or ``NAME left of|above NAME on ...``.
+
+    Args:
+        folder: config.json, model.safetensors, tokenizer files, vq.safetensors, vq_config.json,
+            image_model.json.
+
+    Raises:
+        ValueError: weights are missing or do not fit.
+    """
+
+    example_prompts = (
+        "two cats on blue plain",
+        "hamster left of banana on blue plain",
+        "three taxis on green photo",
+        "rocket on black plain",
+        "penguin above pizza on pink plain",
+        "butterfly on green photo",
+    )
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        layout = json.loads((folder / "image_model.json").read_text())
+        self.name = str(folder) if folder.parent.name != "weights" else folder.name
+        self.grid = (int(layout["grid"][0]), int(layout["grid"][1]))
+        self.num_codes = int(layout["num_codes"])
+        self.defaults = SamplingDefaults(guidance_scale=float(layout["guidance_scale"]))
+        self.dtype = dtype
+        self._first = int(layout["first_image_token"])
+        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        self._boi = int(self._tokenizer.convert_tokens_to_ids("<boi>"))
+        self._prior = _load_prior(folder, dtype).to(device)
+        self._vq = VQAutoencoder.from_folder(folder).to(device)
+        self.codebook = self._vq.codebook
+        self.code_of_slot = torch.arange(self.grid[0] * self.grid[1], device=device)
+        self._words = [w for w in self._tokenizer.get_vocab() if not w.startswith("<")]
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        normalize = self._tokenizer.backend_tokenizer.normalizer.normalize_str
+        known = set(self._words)
+        for prompt in prompts:
+            words = normalize(prompt).split()
+            if not 0 < len(words) <= MOST_WORDS:
+                raise ValueError(
+                    f"prompt {prompt!r} has {len(words)} words, expected 1 to {MOST_WORDS}"
+                )
+            for word in words:
+                if word not in known:
+                    near = difflib.get_close_matches(word, self._words, n=5, cutoff=0.5)
+                    hint = f"near words: {', '.join(near)}" if near else "no word is near"
+                    raise ValueError(
+                        f"prompt {prompt!r}: {self.name} does not know {word!r}; {hint} "
+                        f"(its {len(known)} words are in the model card)"
+                    )
+
+    def prefill(self, prompts: Sequence[str], guided: bool, window: int) -> PromptState:
+        texts = [*prompts, *([""] * len(prompts) if guided else [])]
+        batch = self._tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+        ids = batch["input_ids"].to(self.device)
+        last = batch["attention_mask"].to(self.device).sum(1) - 1
+        # what lies at or behind a row's last token is overwritten before it is seen
+        ids = ids[:, :-1]
+        length = ids.shape[1] + len(self.code_of_slot) + window + 1
+        cache = RaggedCache(self._prior.config, length)
+        slots = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        self._prior.model(input_ids=ids, **cache.at(slots))
+        return PromptState(cache, last)
+
+    def embed(self, state: PromptState, codes: Tensor, slots: Tensor) -> Tensor:
+        vocabulary_ids = torch.where(slots < 0, self._boi, codes + self._first)
+        embeddings: Tensor = self._prior.model.embed_tokens(vocabulary_ids)
+        return embeddings
+
+    def forward(self, state: PromptState, embeddings: Tensor, slots: Tensor) -> Tensor:
+        branches = len(state.last) // len(slots)
+        places = state.last[:, None] + 1 + slots.repeat(branches, 1)
+        inputs = embeddings.repeat(branches, 1, 1)
+        output = self._prior.model(inputs_embeds=inputs, **state.cache.at(places))
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        weight = self._prior.lm_head.weight[self._first : self._first + self.num_codes]
+        return F.linear(hidden, weight)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> list[Image.Image]:
+        if tokens.min() < 0 or tokens.max() >= self.num_codes:
+            raise ValueError(
+                f"codes are in [{tokens.min()}, {tokens.max()}], expected [0, {self.num_codes})"
+            )
+        pictures = []
+        for part in tokens.to(self.device).split(32):
+            pixels = ((self._vq.decode(part) + 1) * 127.5).round().clamp(0, 255)
+            array = pixels.to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+            pictures += [Image.fromarray(picture) for picture in array]
+        return pictures
+
+
+def _load_prior(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
+    model, info = LlamaForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+    )
+    wrong = {kind: sorted(keys) for kind, keys in info.items() if keys and "error" not in kind}
+    if wrong:
+        raise ValueError(f"{folder / 'model.safetensors'} does not fit config.json: {wrong}")
+    return model.eval().requires_grad_(False)
