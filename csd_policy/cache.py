@@ -1,8 +1,8 @@
 """The key/value cache of transformers models: static, with a write position per row.
 
 All contact with transformers' cache classes is here. A token's key and value go to the place that
-``slots`` names, so rows advance at their own pace and roll-back is writing there again: a stale entry
-lies at or after the next window's first slot, which no query sees before it is overwritten.
+``slots`` names, so rows advance at their own pace and roll-back is writing there again: a stale
+entry lies at or after the next window's first slot, which no query sees before it is overwritten.
 """
 
 from typing import Any
@@ -13,31 +13,33 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
+class RaggedLayer(CacheLayerMixin):
     """One layer's keys and values, ``[R, heads, length, head_dim]``, allocated once."""
 
     is_compileable = True
 
     def __init__(self, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = length
-        self.slots: Tensor | None = None
+        self.slots: Tensor
 
-    def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
-        shape = (*keys.shape[:2], self.length)
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        shape = (*key_states.shape[:2], self.length)
         # zeros, not empty: a NaN in a masked place would still reach the output
-        self.keys = keys.new_zeros(*shape, keys.shape[-1])
-        self.values = values.new_zeros(*shape, values.shape[-1])
+        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
+        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
         self.is_initialized = True
 
-    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write ``[R, heads, W, head_dim]`` at the slots; all keys and values so far."""
         if not self.is_initialized:
-            self.lazy_initialization(keys, values)
-        assert self.slots is not None
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
         index = self.slots[:, None, :, None]
-        self.keys.scatter_(2, index.expand_as(keys), keys)
-        self.values.scatter_(2, index.expand_as(values), values)
+        self.keys.scatter_(2, index.expand_as(key_states), key_states)
+        self.values.scatter_(2, index.expand_as(value_states), value_states)
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -50,17 +52,18 @@ class RaggedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.length
 
 
-class RaggedCache(Cache):  # type: ignore[misc]
+class RaggedCache(Cache):
     """A cache of ``length`` places per row for a model of ``config``."""
 
     def __init__(self, config: PretrainedConfig, length: int) -> None:
         layers = config.get_text_config(decoder=True).num_hidden_layers
-        super().__init__(layers=[RaggedLayer(length) for _ in range(layers)])
+        self._ragged = [RaggedLayer(length) for _ in range(layers)]
+        super().__init__(layers=list(self._ragged))
         self.length = length
 
     def at(self, slots: Tensor) -> dict[str, Any]:
         """Arguments of a forward pass whose tokens lie at ``slots``, int64 ``[R, W]``."""
-        for layer in self.layers:
+        for layer in self._ragged:
             layer.slots = slots
         places = torch.arange(self.length, device=slots.device)
         mask = (places <= slots[..., None])[:, None]  # [R, 1, W, length]: see what is not later

@@ -10,7 +10,7 @@ from csd_policy.types import ACCEPTED, BONUS, RESAMPLED, TRACE_FIELDS, Trace
 
 
 def take(x: Tensor, index: Tensor, dim: int = 1) -> Tensor:
-    """``x`` at ``index`` along ``dim``; ``index`` has the axes of ``x`` before ``dim``, and maybe it.
+    """``x`` at ``index`` along ``dim``; ``index`` has the axes of ``x`` up to or before ``dim``.
 
     ``[B, W, V]`` at int64 ``[B]`` gives ``[B, V]``, at ``[B, L]`` gives ``[B, L, V]``.
     """
@@ -24,8 +24,8 @@ def take(x: Tensor, index: Tensor, dim: int = 1) -> Tensor:
 class Verdict:
     """What verification found.
 
-    ``accepted`` drafts int64 ``[B]`` in front and the ``extra`` token ``[B]`` behind them; ``finite``
-    bool ``[B, W]``; ``fields`` of the trace, ``[B, L]`` each (``entropy`` ``[B, W]``).
+    ``accepted`` drafts int64 ``[B]`` in front and the ``extra`` token ``[B]`` behind them;
+    ``finite`` bool ``[B, W]``; ``fields`` of the trace, ``[B, L]`` each (``entropy`` ``[B, W]``).
     """
 
     accepted: Tensor
@@ -46,7 +46,8 @@ class Rows:
             follow ``[B, L, V]``, and whether no pass has seen them, bool ``[B, L]``.
         spent: summed spent TV, ``[B]``.
         tokens, trace: ``[B, N + 1]``; what belongs nowhere is written to column N.
-        fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if none.
+        fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if
+            none.
     """
 
     done: Tensor
@@ -69,8 +70,12 @@ class Rows:
             return torch.zeros(batch, *shape, dtype=torch.int64, device=device)
 
         trace = {
-            name: torch.full((batch, codes + 1), torch.nan if kind.is_floating_point else 0,
-                             dtype=kind, device=device)
+            name: torch.full(
+                (batch, codes + 1),
+                torch.nan if kind.is_floating_point else 0,
+                dtype=kind,
+                device=device,
+            )
             for name, kind in TRACE_FIELDS.items()
         }
         return cls(
@@ -87,7 +92,7 @@ class Rows:
         )
 
     def commit(self, verdict: Verdict, position: Tensor, slots: int) -> Tensor:
-        """Append accepted drafts and the extra token; how many slots each row gained, int64 ``[B]``.
+        """Append accepted drafts and the extra token; slots that each row gained, int64 ``[B]``.
 
         Args:
             position: code number behind each window slot, int64 ``[B, W]``, -1 if it holds none.

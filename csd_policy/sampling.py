@@ -1,7 +1,8 @@
 """Random numbers, guided and filtered laws, and draws: all on the device, all batched.
 
-Random numbers are counter-based: a number depends on (seed of the image, purpose, position, counter)
-and on nothing else, so the same seed gives the same image alone, in any batch, and on any device.
+Random numbers are counter-based: a number depends on (seed of the image, purpose, position,
+counter) and on nothing else, so the same seed gives the same image alone, in any batch, and on any
+device.
 """
 
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Noise:
         return fold(fold(key, position), counter)
 
     def uniform(self, purpose: Purpose, position: Tensor, counter: Tensor | int = 0) -> Tensor:
-        """One fp32 number in (0, 1) per position; ``position`` int64 ``[B, ...]``, same shape out."""
+        """One fp32 number in (0, 1) per ``position``, int64 ``[B, ...]``; same shape out."""
         return to_uniform(self._key(purpose, position, counter))
 
     def exponential(self, purpose: Purpose, position: Tensor, counter: Tensor | int = 0) -> Tensor:
@@ -128,10 +129,12 @@ def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
         logits: ``[..., V]``, fp32 or fp64.
         temperature: 0 or more; 0 puts all mass on the argmax (the lowest id of a tie).
         top_k: keep the k largest logits and ties of the k-th; 0 keeps all.
-        top_p: keep the smallest set of largest probabilities that sums to at least this; 1 keeps all.
+        top_p: keep the smallest set of largest probabilities that sums to at least this; 1 keeps
+            all.
 
     Returns:
-        ``[..., V]``, each row sums to 1; NaN in a row whose logits hold NaN or +inf, or are all -inf.
+        ``[..., V]``, each row sums to 1; NaN in a row whose logits hold NaN or +inf, or are all
+        -inf.
     """
     if temperature == 0:
         broken = (logits - logits.amax(-1, keepdim=True)).isnan().any(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """The data that flows through the framework: settings, candidates, traces, results.
 
-Axis letters of every docstring: B images, W window slots, L = W-1 drafts, V codebook size, N codes of
-an image, K candidate tokens (1 or V), D hidden size. Symbols: ``p`` draft law, ``q`` target law, ``tv``
-their total variation, ``entropy`` that of q in nats, ``b`` acceptance probability.
+Axis letters of every docstring: B images, W window slots, L = W-1 drafts, V codebook size, N codes
+of an image, K candidate tokens (1 or V), D hidden size. Symbols: ``p`` draft law, ``q`` target law,
+``tv`` their total variation, ``entropy`` that of q in nats, ``b`` acceptance probability.
 """
 
 import json
@@ -32,7 +32,8 @@ class DecodeConfig:
 
     Args:
         window: W, slots per forward pass, 1 or more; 1 is plain AR.
-        guidance_scale: 0 or more; 1 is no guidance (and one row per image), 0 the unconditional law.
+        guidance_scale: 0 or more; 1 is no guidance (and one row per image), 0 the unconditional
+            law.
         temperature: 0 or more; 0 is greedy.
         top_k: 0 or more; 0 keeps every token.
         top_p: in (0, 1]; 1 keeps every token.
@@ -118,7 +119,9 @@ class Candidates:
     def tokens(self) -> Tensor:
         """The candidate tokens, int64 ``[B, L, K]``."""
         if self.every_token:
-            return torch.arange(self.q_all.shape[-1], device=self.q_all.device).expand_as(self.q_all)
+            return torch.arange(self.q_all.shape[-1], device=self.q_all.device).expand_as(
+                self.q_all
+            )
         return self.drafted[..., None]
 
     @cached_property
@@ -159,9 +162,9 @@ class Candidates:
             where = index.view(-1, 1, *(1,) * (x.ndim - 2)).expand(-1, 1, *x.shape[2:])
             return x.gather(1, where)
 
-        tensors = {k: v for k, v in vars(self).items() if isinstance(v, Tensor)}
-        names = tensors.keys() & {f.name for f in fields(self)}
-        return replace(self, **{name: pick(tensors[name]) for name in names})
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        picked: dict[str, Any] = {k: pick(v) for k, v in given.items() if isinstance(v, Tensor)}
+        return replace(self, **picked)
 
 
 TRACE_FIELDS = {
@@ -196,7 +199,7 @@ class Trace:
 
     @property
     def relaxed(self) -> Tensor:
-        """bool ``[B, N]``: accepted although the exact rule, with the same number, would not have."""
+        """Bool ``[B, N]``: accepted where the exact rule, with the same number, would reject."""
         return (self.how == ACCEPTED) & (self.uniform >= self.ratio)
 
     def row(self, i: int) -> "Trace":

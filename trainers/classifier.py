@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset
 
 from csd_policy.models.vq import ResidualBlock, VQAutoencoder
-from trainers.data import SceneDataset, load_vq, pixels_of
+from trainers.data import SceneDataset, pixels_of
 from trainers.scenes import SPLITS, Scene, SceneGenerator, object_kinds
 from trainers.schedules import warmup_then_cosine
 
@@ -161,7 +161,7 @@ class ClassifierTraining(L.LightningModule):
         self.export_to = export_to
         self.model = Classifier().to(memory_format=torch.channels_last)
         # A list hides the tokenizer from the optimiser and from the checkpoints.
-        self._vq = [] if vq_folder is None else [load_vq(Path(vq_folder))]
+        self._vq = [] if vq_folder is None else [VQAutoencoder.from_folder(Path(vq_folder))]
         self._losses = torch.compile(self.losses) if compile else self.losses
         self._reconstruct = torch.compile(reconstruct) if compile else reconstruct
 

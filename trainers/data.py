@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 
 from csd_policy.models.vq import VQAutoencoder
 from trainers.prior import build_tokenizer
-from trainers.scenes import Scene, SceneGenerator
+from trainers.scenes import SCENES_VERSION, Scene, SceneGenerator
 
 
 def to_pixels(image: np.ndarray) -> Tensor:
@@ -75,20 +76,20 @@ class ScenePixels(L.LightningDataModule):
         assert self.trainer is not None
         count = self.batches_per_epoch * self.batch_size
         start = self.trainer.current_epoch * count
-        scenes = SceneDataset(self.train_scenes, start, count, pixels_of)
-        return DataLoader(scenes, self.batch_size)
+        dataset = SceneDataset(self.train_scenes, start, count, pixels_of)
+        return DataLoader(dataset, self.batch_size)
 
     def val_dataloader(self) -> DataLoader[Tensor]:
-        scenes = SceneDataset(self.validation, 0, self.validation_scenes, pixels_of)
-        return DataLoader(scenes, self.batch_size)
+        dataset = SceneDataset(self.validation, 0, self.validation_scenes, pixels_of)
+        return DataLoader(dataset, self.batch_size)
 
 
 class EncodedScenes(L.LightningDataModule):
     """Captions and image codes for the prior, encoded once and kept on disk in shards.
 
     A batch is ``(ids, targets)``, int64 ``[B, T]`` each: ``<bos> words <boi> codes``, padded at the
-    right; ``targets`` is the next token where that is an image code, else -100. The rows of an epoch
-    are shuffled by the epoch's number. Needs ``reload_dataloaders_every_n_epochs=1``.
+    right; ``targets`` is the next token where that is an image code, else -100. The rows of an
+    epoch are shuffled by the epoch's number. Needs ``reload_dataloaders_every_n_epochs=1``.
 
     Args:
         folder: pictures, see ``trainers.pictures``.
@@ -132,18 +133,27 @@ class EncodedScenes(L.LightningDataModule):
             self._encode_shard(split, i, generators[split], encode)
 
     def _shard(self, split: str, i: int) -> Path:
-        digest = hashlib.sha256((self.vq_folder / "vq.safetensors").read_bytes()).hexdigest()
-        return self.cache / digest[:12] / f"{split}_{i:04d}.npz"
+        return self.cache / self._digest / f"{split}_{i:04d}.npz"
+
+    @cached_property
+    def _digest(self) -> str:
+        """Of everything that the codes and captions depend on."""
+        digest = hashlib.sha256((self.vq_folder / "vq.safetensors").read_bytes())
+        digest.update(f"scenes {SCENES_VERSION}".encode())
+        for path in sorted(Path(self.folder).rglob("*.png")):
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
+        return digest.hexdigest()[:12]
 
     @torch.inference_mode()
+    @torch.autocast("cpu", torch.bfloat16)
     def _encode_shard(
         self, split: str, i: int, generator: SceneGenerator, encode: Callable[[Tensor], Tensor]
     ) -> None:
         codes, captions = [], []
         for start in range(i * self.SHARD, (i + 1) * self.SHARD, 64):
-            scenes = [generator(j) for j in range(start, start + 64)]
-            captions += [scene.caption for scene in scenes]
-            codes.append(encode(torch.stack([to_pixels(scene.image) for scene in scenes])))
+            batch = [generator(j) for j in range(start, start + 64)]
+            captions += [scene.caption for scene in batch]
+            codes.append(encode(torch.stack([to_pixels(scene.image) for scene in batch])))
         path = self._shard(split, i)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -177,7 +187,10 @@ class EncodedScenes(L.LightningDataModule):
         per_epoch = self.batches_per_epoch * self.batch_size
         passes, first = divmod(self.trainer.current_epoch * per_epoch, len(rows))
         order = np.concatenate(
-            [np.random.default_rng(passes + k).permutation(len(rows)) for k in range(2)]
+            [
+                np.random.default_rng(passes + k).permutation(len(rows))
+                for k in range(2 + per_epoch // len(rows))
+            ]
         )
         subset = Subset(rows, order[first : first + per_epoch].tolist())
         return DataLoader(subset, self.batch_size, drop_last=True)

@@ -32,7 +32,7 @@ from trainers.classifier import (
     reconstruct,
     single_object_indices,
 )
-from trainers.data import load_vq, to_pixels
+from trainers.data import to_pixels
 from trainers.scenes import SIZE, Scene, SceneGenerator, object_kinds
 
 BATCH = 16  # pictures drawn or judged at once
@@ -186,7 +186,7 @@ def main(
     if num_captions < 1:
         raise ValueError(f"num_captions is {num_captions}, expected 1 or more")
     draw = make_draw(model, guidance_scale)
-    judge, vq = load_classifier(classifier), load_vq(model_folder(model))
+    judge, vq = load_classifier(classifier), VQAutoencoder.from_folder(model_folder(model))
     scenes = first_single_scenes(pictures, num_captions)
     begin = time.perf_counter()
     recognised, sheet = evaluate(draw, judge, vq, scenes)

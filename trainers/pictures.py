@@ -3,7 +3,7 @@
     python -m trainers.pictures --output data/pictures
 
 writes ``emoji/<code point>.png`` (RGBA, from Noto Color Emoji), ``backgrounds/*.png`` (RGB, at most
-640 pixels) and ``sources.json`` (packages, versions, file names). On a system without ``apt-get`` and
+640 pixels) and ``sources.json`` (packages and file names). On a system without ``apt-get`` and
 ``dpkg``, unpack the packages elsewhere and pass the folder with ``--root``.
 """
 
@@ -20,7 +20,8 @@ from trainers.scenes import ObjectKind, object_kinds
 
 FONT_PACKAGE = "fonts-noto-color-emoji"
 WALLPAPER_PACKAGES = ("gnome-backgrounds", "plasma-workspace-wallpapers", "mate-backgrounds",
-                      "lomiri-wallpapers-16.04", "lomiri-wallpapers-20.04", "ukui-wallpapers")  # fmt: skip
+                      "lomiri-wallpapers-16.04", "lomiri-wallpapers-20.04",
+                      "ukui-wallpapers")  # fmt: skip
 FONT = "usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
 FONT_SIZE = 109  # the only size of the bitmap font
 LONGEST_SIDE = 640
@@ -28,16 +29,13 @@ PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 LEAST_CONTRAST = 6.0  # standard deviation of the grey levels, 0 to 128
 
 
-def unpack_packages(root: Path) -> dict[str, str]:
-    """Download and unpack the packages under ``root`` without installing them; their versions."""
-    versions = {}
+def unpack_packages(root: Path) -> None:
+    """Download and unpack the packages under ``root`` without installing them."""
     for package in (FONT_PACKAGE, *WALLPAPER_PACKAGES):
         subprocess.run(["apt-get", "download", "-qq", package], cwd=root, check=True)
         (archive,) = root.glob(f"{package}_*.deb")
-        versions[package] = archive.name.split("_")[1].replace("%3a", ":")
         subprocess.run(["dpkg", "-x", archive.name, "."], cwd=root, check=True)
         archive.unlink()
-    return versions
 
 
 def render_emoji(kind: ObjectKind, font: ImageFont.FreeTypeFont) -> Image.Image:
@@ -80,16 +78,19 @@ def collect(output: Path, root: Path | None = None) -> None:
 
     Args:
         output: folder to make; existing pictures in it are overwritten.
-        root: folder with the packages already unpacked; None downloads them.
+        root: a folder with the packages already unpacked; None downloads them.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        versions = unpack_packages(Path(scratch)) if root is None else {}
         source = Path(scratch) if root is None else root
+        if root is None:
+            unpack_packages(source)
         if not (source / FONT).is_file():
             raise FileNotFoundError(f"no emoji font at {source / FONT}")
         font = ImageFont.truetype(str(source / FONT), FONT_SIZE)
         (output / "emoji").mkdir(parents=True, exist_ok=True)
         (output / "backgrounds").mkdir(exist_ok=True)
+        for stale in (output / "backgrounds").glob("*.png"):
+            stale.unlink()
         for kind in object_kinds():
             render_emoji(kind, font).save(output / "emoji" / kind.file_name)
         used = []
@@ -98,7 +99,7 @@ def collect(output: Path, root: Path | None = None) -> None:
             if picture is not None:
                 picture.save(output / "backgrounds" / f"{len(used):03d}.png")
                 used.append(path.relative_to(source).as_posix())
-    record = {"packages": versions, "backgrounds": used}
+    record = {"packages": [FONT_PACKAGE, *WALLPAPER_PACKAGES], "backgrounds": used}
     (output / "sources.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

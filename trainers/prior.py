@@ -1,5 +1,6 @@
 """Training of the AR prior: a ``LlamaForCausalLM`` over caption words and image codes."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,10 @@ class PriorTraining(L.LightningModule):
     ) -> tuple[Tensor, Tensor]:
         """Move ``<boi>`` and the codes of some rows to the front, behind ``<bos>``."""
         boi = self.tokenizer.convert_tokens_to_ids(BOI)
-        dropped = torch.rand(len(ids), 1, generator=generator) < self.caption_dropout
+        draws = torch.rand(len(ids), 1, generator=generator).to(ids.device)
+        dropped = draws < self.caption_dropout
         start = (ids == boi).int().argmax(1, keepdim=True)  # position of <boi>
-        place = torch.arange(ids.shape[1])[None]
+        place = torch.arange(ids.shape[1], device=ids.device)[None]
         source = torch.where(dropped & (place >= 1), place + start - 1, place)
         inside = source < ids.shape[1]
         source = source.clamp(max=ids.shape[1] - 1)
@@ -144,19 +146,17 @@ class PriorTraining(L.LightningModule):
             {"params": plain, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, self.learning_rate, betas=(0.9, 0.95))
-        factor = warmup_then_cosine(
-            self.warmup_steps, int(self.trainer.estimated_stepping_batches)
-        )
+        factor = warmup_then_cosine(self.warmup_steps, int(self.trainer.estimated_stepping_batches))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 def export_prior(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, to: Path) -> None:
-    """Write an ordinary Hugging Face folder (fp16) and ``image_model.json`` with the token layout."""
+    """Write a Hugging Face folder (fp16 weights) and ``image_model.json``, the token layout."""
     to.mkdir(parents=True, exist_ok=True)
-    copy = LlamaForCausalLM(model.config).half()
-    copy.load_state_dict(model.state_dict())
-    copy.save_pretrained(to)
+    half = LlamaForCausalLM(copy.deepcopy(model.config)).half()
+    half.load_state_dict(model.state_dict())
+    half.save_pretrained(to)
     tokenizer.save_pretrained(to)
     side = VQConfig().side
     layout = {

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 SIZE = 96
+SCENES_VERSION = 1  # raise it when the same index gives another scene
 SPLITS = {"train": 0, "validation": 1, "test": 2}
 COUNT_WORDS = ("one", "two", "three", "four")
 RELATIONS = ("left of", "above")
@@ -40,7 +41,7 @@ class ObjectKind:
 
 @dataclass(frozen=True)
 class PlacedObject:
-    """One object in a scene; ``box`` is (left, top, right, bottom) in pixels, right/bottom exclusive."""
+    """One object in a scene; ``box`` is (left, top, right, bottom) in pixels, ends exclusive."""
 
     name: str
     box: tuple[int, int, int, int]
@@ -50,8 +51,8 @@ class PlacedObject:
 class Scene:
     """A picture with everything that is true about it.
 
-    ``image`` uint8 [96, 96, 3]; ``mask`` bool [96, 96], True on the objects; ``held_out`` is True if
-    an (object, background) pair of the scene never occurs in the training split.
+    ``image`` uint8 [96, 96, 3]; ``mask`` bool [96, 96], True on the objects; ``held_out`` is True
+    if an (object, background) pair of the scene never occurs in the training split.
     """
 
     image: np.ndarray
@@ -106,7 +107,7 @@ def is_held_out(name: str, tone: str, kind: str) -> bool:
 
 
 def make_caption(names: list[str], plural: str, relation: str | None, tone: str, kind: str) -> str:
-    """The caption of a scene, e.g. ``two cats on blue plain``; ``plural`` serves counts above one."""
+    """The caption of a scene, e.g. ``two cats on blue plain``; counts above one use ``plural``."""
     if relation is not None:
         subject = f"{names[0]} {relation} {names[1]}"
     elif len(names) > 1:

@@ -81,7 +81,8 @@ class VQTraining(L.LightningModule):
         self.count.lerp_(used, 1 - self.ema_decay)
         self.total.lerp_(torch.zeros_like(self.total).index_add_(0, ids, z), 1 - self.ema_decay)
         dead = self.count < self.dead_below
-        fresh = z[torch.randint(len(z), dead.shape)]
+        generator = torch.Generator().manual_seed(self.global_step)  # the same after a resume
+        fresh = z[torch.randint(len(z), dead.shape, generator=generator)]
         self.total[dead], self.count[dead] = fresh[dead], 1.0
         self.model.codebook.copy_(F.normalize(self.total, dim=1))
 

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 class ImageTokenModel(ABC):
     """An autoregressive model of image codes, as the loop sees it.
 
-    An image is a row of *slots* 0, 1, ...; slot -1 is the last prompt token. A slot holds a code (an id
-    of the codebook, in [0, V)) or a *forced* token such as a row end, which the model itself knows.
-    ``code_of_slot`` says which: it is the table of forced slots.
+    An image is a row of *slots* 0, 1, ...; slot -1 is the last prompt token. A slot holds a code
+    (an id of the codebook, in [0, V)) or a *forced* token such as a row end, which the model itself
+    knows. ``code_of_slot`` says which: it is the table of forced slots.
 
     Attributes:
         name: what ``load_model`` was given, for records.
         grid: (rows, columns) of codes; N = rows * columns.
         num_codes: V.
         codebook: code vectors ``[V, C]``, or None if there are none.
-        code_of_slot: int64 ``[S]`` on the model's device: the slot's code number in [0, N), or -1 if
-            its token is forced. S = N plus the number of forced slots.
+        code_of_slot: int64 ``[S]`` on the model's device: the slot's code number in [0, N), or -1
+            if its token is forced. S = N plus the number of forced slots.
         dtype: of the hidden states; laws are computed in it, but at least in fp32.
         defaults: sampling settings of the model's own release.
         example_prompts: a few prompts that the model can draw.
@@ -64,7 +64,7 @@ class ImageTokenModel(ABC):
 
     @abstractmethod
     def embed(self, state: Any, codes: Tensor, slots: Tensor) -> Tensor:
-        """Input embeddings, ``[B, W, D]``, of ``codes`` int64 ``[B, W]`` in ``slots`` int64 ``[B, W]``.
+        """Input embeddings ``[B, W, D]`` of ``codes`` in ``slots``, int64 ``[B, W]`` both.
 
         Forced slots and slot -1 ignore their code.
         """
@@ -73,8 +73,9 @@ class ImageTokenModel(ABC):
     def forward(self, state: Any, embeddings: Tensor, slots: Tensor) -> Tensor:
         """Hidden states ``[B or 2B, W, D]`` (conditional rows first), each of the slot's successor.
 
-        Writes the window into the cache at ``slots`` (each row's own places) and attends to all earlier
-        slots. Slots at or after the first one of a later call are overwritten before they are read.
+        Writes the window into the cache at ``slots`` (each row's own places) and attends to all
+        earlier slots. Slots at or after the first one of a later call are overwritten before they
+        are read.
         """
 
     @abstractmethod

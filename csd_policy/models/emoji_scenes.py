@@ -1,10 +1,11 @@
-"""The shipped model: a LLaMA prior over caption words and image codes, and its picture tokenizer."""
+"""The shipped model: a LLaMA prior over caption words and image codes, and its VQ tokenizer."""
 
 import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -31,7 +32,8 @@ class PromptState:
 class EmojiScenes(ImageTokenModel):
     """Draws emoji scenes of 96x96 pixels from captions of a closed vocabulary.
 
-    Captions: ``[two|three|four] NAME(S) on TONE plain|photo`` or ``NAME left of|above NAME on ...``.
+    Captions: ``[two|three|four] NAME(S) on TONE plain|photo`` or
+    ``NAME left of|above NAME on TONE plain|photo``.
 
     Args:
         folder: config.json, model.safetensors, tokenizer files, vq.safetensors, vq_config.json,
@@ -60,7 +62,8 @@ class EmojiScenes(ImageTokenModel):
         self._first = int(layout["first_image_token"])
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         self._boi = int(self._tokenizer.convert_tokens_to_ids("<boi>"))
-        self._prior = _load_prior(folder, dtype).to(device)
+        self._prior = _load_prior(folder, dtype)
+        self._prior.to(device)  # type: ignore[arg-type]  # transformers' stub of Module.to
         self._vq = VQAutoencoder.from_folder(folder).to(device)
         self.codebook = self._vq.codebook
         self.code_of_slot = torch.arange(self.grid[0] * self.grid[1], device=device)
@@ -129,10 +132,13 @@ class EmojiScenes(ImageTokenModel):
 
 
 def _load_prior(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
-    model, info = LlamaForCausalLM.from_pretrained(
+    loaded: Any = LlamaForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
     )
+    model: LlamaForCausalLM
+    model, info = loaded
     wrong = {kind: sorted(keys) for kind, keys in info.items() if keys and "error" not in kind}
     if wrong:
         raise ValueError(f"{folder / 'model.safetensors'} does not fit config.json: {wrong}")
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model

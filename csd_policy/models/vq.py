@@ -50,7 +50,8 @@ class ResidualBlock(nn.Module):
         self.out = nn.Conv2d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.out(F.silu(self.mix(self.norm(x))))
+        change: Tensor = self.out(F.silu(self.mix(self.norm(x))))
+        return x + change
 
 
 class VQAutoencoder(nn.Module):
@@ -103,7 +104,7 @@ class VQAutoencoder(nn.Module):
         return self.nearest(self.latents(images)).flatten(1)
 
     def decode(self, ids: Tensor) -> Tensor:
-        """Pictures in [-1, 1] from codebook ids, int ``[B, side * side]`` -> ``[B, 3, size, size]``."""
+        """Pictures in [-1, 1], ``[B, 3, size, size]``, from ids ``[B, side * side]``."""
         side = self.config.side
         codes = self.codebook[ids].unflatten(1, (side, side)).permute(0, 3, 1, 2)
         return self.pixels(codes)

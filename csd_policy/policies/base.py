@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class AcceptancePolicy(ABC):
     """Decides with which probability a drafted token is accepted.
 
-    Subclass it, take hyper-parameters as keyword arguments with defaults, store them unchanged under
-    the same name, and write ``accept_prob``. A policy is arithmetic: no randomness, no state between
-    calls, no host synchronisation. ``csd_policy.testing.check_policy`` checks the contract.
+    Subclass it, take hyper-parameters as keyword arguments with defaults, store them unchanged
+    under the same name, and write ``accept_prob``. A policy is arithmetic: no randomness, no state
+    between calls, no host synchronisation. ``csd_policy.testing.check_policy`` checks the contract.
 
     Class attributes:
         exact: claims that the committed tokens follow the target's law.
@@ -38,7 +38,7 @@ class AcceptancePolicy(ABC):
 
     @abstractmethod
     def accept_prob(self, c: Candidates) -> Tensor:
-        """Acceptance probability b of each candidate, ``[B, L, K]``; the loop clamps it to [0, 1]."""
+        """Acceptance probability b of each candidate, ``[B, L, K]``; the loop clamps it."""
 
     def residual(self, c: Candidates) -> Tensor:
         """Unnormalised law of the token drawn after a rejection, ``[B, L, V]``, non-negative.

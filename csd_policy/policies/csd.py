@@ -13,8 +13,9 @@ class CSD(AcceptancePolicy):
     b(x) = min(1, q(x)/p(x) + lam * H(q)) where TV(p, q) < delta, else min(1, q(x)/p(x)).
     CSD, arXiv 2606.27829, Algorithm 1.
 
-    At the paper's lam = 0.5 the relaxation saturates wherever H is 2 nats or more, so that the rule is
-    then close to ``TVGate(delta)``; ``normalize_entropy`` divides H by the log of the target's support.
+    At the paper's lam = 0.5 the relaxation saturates wherever H is 2 nats or more, so that the rule
+    is then close to ``TVGate(delta)``; ``normalize_entropy`` divides H by the log of the target's
+    support.
 
     Args:
         lam: weight of the entropy, 0 or more; the paper uses 0.5.
@@ -46,7 +47,7 @@ class CSD(AcceptancePolicy):
 class EntropyOnly(AcceptancePolicy):
     """Relax by the target's entropy everywhere: CSD without its gate.
 
-    b(x) = min(1, q(x)/p(x) + lam * H(q)), H in nats. CSD, arXiv 2606.27829, Table 4 ("entropy only").
+    b(x) = min(1, q(x)/p(x) + lam * H(q)), H in nats. CSD, arXiv 2606.27829, Table 4.
 
     Args:
         lam: weight of the entropy, 0 or more; 0.02 in the paper's ablation.

@@ -9,8 +9,9 @@ from csd_policy.types import Candidates
 class Exact(AcceptancePolicy):
     """Accept with min(1, q/p): lossless speculative sampling.
 
-    b(x) = min(1, q(x) / p(x)), residual norm(max(0, q - p)). Leviathan et al. 2023 (arXiv 2211.17192),
-    Chen et al. 2023 (arXiv 2302.01318); on Jacobi drafts SJD, Teng et al. (arXiv 2410.01699).
+    b(x) = min(1, q(x) / p(x)), residual norm(max(0, q - p)). Leviathan et al. 2023 (arXiv
+    2211.17192), Chen et al. 2023 (arXiv 2302.01318); on Jacobi drafts SJD, Teng et al. (arXiv
+    2410.01699).
 
     Example:
         >>> Exact()

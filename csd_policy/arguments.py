@@ -1,0 +1,148 @@
+"""Command-line arguments and config files: one parser for all verbs, one line per mistake."""
+
+import importlib
+import inspect
+import json
+import pydoc
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+_PACKAGED = Path(__file__).parent / "configs"  # in the wheel
+_CHECKOUT = Path(__file__).parents[1] / "configs"
+_FAMILIES = {"policy": "csd_policy.policies", "draft": "csd_policy.drafts"}  # of short class names
+
+
+def make_parser(verb: str, description: str | None) -> ArgumentParser:
+    """A parser that raises instead of exiting, with ``--config``."""
+    parser = ArgumentParser(
+        prog=f"csd-policy {verb}",
+        description=(description or "").strip().split("\n")[0],
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        action="config",
+        help="YAML file, or the name of a packaged one; overrides the options in front of it",
+    )
+    return parser
+
+
+def parse(parser: ArgumentParser, args: Sequence[str]) -> dict[str, Any]:
+    """The arguments' values, classes instantiated; ValueError in one line if any is wrong."""
+    for family in _FAMILIES.values():  # jsonargparse knows the short names of imported classes
+        importlib.import_module(family)
+    try:
+        namespace = parser.parse_args(_find_configs(args))
+        values: dict[str, Any] = vars(parser.instantiate(namespace))
+    except ArgumentError as error:
+        raise ValueError(one_line(str(error), parser)) from error
+    values.pop("config")
+    return values
+
+
+def config_folder() -> Path:
+    """Where the packaged configs are: inside the package, or at the top of a checkout."""
+    return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+
+
+def find_config(name: str) -> Path:
+    """``name`` if it is a file, else the packaged config of that name; ValueError if there is none.
+
+    A packaged config is named relative to ``configs`` (``compare/emoji.yaml``), with or without it.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    folder = config_folder()
+    packaged = folder / name.removeprefix("configs/")
+    if packaged.is_file() and packaged.resolve().is_relative_to(folder.resolve()):
+        return packaged
+    names = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.yaml"))
+    raise ValueError(
+        f"config is {name!r}, expected a YAML file or the name of a packaged one "
+        f"({', '.join(names) or 'there are none'})"
+    )
+
+
+def _find_configs(args: Sequence[str]) -> list[str]:
+    """``args`` with the path of each ``--config``."""
+    found = list(args)
+    for i, arg in enumerate(found):
+        if arg == "--config" and i + 1 < len(found):
+            found[i + 1] = str(find_config(found[i + 1]))
+        elif arg.startswith("--config="):
+            found[i] = f"--config={find_config(arg.removeprefix('--config='))}"
+    return found
+
+
+def join_repeated(args: Sequence[str], option: str) -> list[str]:
+    """``args`` with a repeated ``option TEXT`` joined into one JSON list; a JSON list stays."""
+    joined: list[str] = []
+    first = True
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != option:
+            joined.append(word)
+            continue
+        text = value if equals else next(words, None)
+        if text is None:
+            joined.append(word)
+        else:
+            items = text if text.startswith("[") else json.dumps([text])
+            joined.append(f"{option if first else option + '+'}={items}")
+            first = False
+    return joined
+
+
+def one_line(message: str, parser: ArgumentParser) -> str:
+    """A message of jsonargparse as one line that names the key, its value and what was expected."""
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", " ".join(message.split()))
+    text = text.replace("NoneType", "null")
+    key = ".".join(re.findall(r'Parser key "([^"]+)"', text)) or "argument"
+    if found := re.search(r"Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$", text):
+        return f"{key} is {found[2]!r}, expected {' or '.join(found[1].split(', '))}"
+    if found := re.search(r"Expected an? (\w+)\. Got value: (.*)$", text):
+        return f"{key} is {found[2]!r}, expected {found[1]}"
+    if found := re.search(r"(?:Expected a dot import path string|import path format): (.*)$", text):
+        return f"{key} is {found[1]!r}, expected {_expected_classes(key)}"
+    if found := re.search(r"given class_path '([\w.]+)': Option '([^']+)' is not accepted", text):
+        return f"{found[1].rpartition('.')[2]} has no option {found[2]!r}, expected one of " + (
+            _options_of(found[1]) or "no options at all"
+        )
+    if found := re.search(r"given class_path '([\w.]+)': (No module .*|module .*)$", text):
+        return f"{key} is {found[1]!r}, expected {_expected_classes(key)} ({found[2]})"
+    if found := re.search(r"unrecognized arguments: (.*)$|^Option '(.*)' is not accepted$", text):
+        options = ", ".join(sorted({key.split(".")[0] for key in vars(parser.get_defaults())}))
+        return f"unknown option {(found[1] or found[2])!r}, expected one of {options}"
+    return text
+
+
+def _expected_classes(key: str) -> str:
+    """The choices for a class, e.g. of the key ``methods.policy``."""
+    family = _FAMILIES.get(key.rpartition(".")[2])
+    names = class_names(family) if family else []
+    path = "an import path such as my_module.MyClass"
+    return f"one of {', '.join(names)}, or {path}" if names else path
+
+
+def class_names(module: str) -> list[str]:
+    """Names of the classes that users can ask for in a module of policies or of drafts, sorted."""
+    members = vars(importlib.import_module(module)).items()
+    return sorted(
+        name
+        for name, value in members
+        if isinstance(value, type)
+        and hasattr(value, "__abstractmethods__")  # an ABC's
+        and not value.__abstractmethods__
+        and value.__module__.startswith(module)
+    )
+
+
+def _options_of(class_path: str) -> str:
+    found = pydoc.locate(class_path)
+    return ", ".join(inspect.signature(found).parameters) if callable(found) else ""

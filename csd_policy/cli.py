@@ -1,0 +1,136 @@
+"""The command line, ``csd-policy VERB``: each verb is a function here that loads its own module."""
+
+import importlib
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from csd_policy.arguments import class_names, join_repeated, make_parser, parse
+
+logger = logging.getLogger(__name__)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a verb; the exit status: 0, 2 after a mistake in the arguments, 130 if interrupted.
+
+    Args:
+        args: verb and arguments, default those of the process.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0] in ("-h", "--help"):
+        show(overview())
+        return 0
+    verb, rest = words[0], words[1:]
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if os.getcwd() not in sys.path:  # noqa: PTH109
+        sys.path.append(os.getcwd())  # noqa: PTH109 - for --policy my_policy.Mine
+    try:
+        if verb not in VERBS:
+            raise ValueError(f"verb is {verb!r}, expected one of {', '.join(VERBS)}")
+        VERBS[verb](rest)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        logger.debug("where it came from", exc_info=True)
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"csd-policy{f' {verb}' if verb in VERBS else ''}: error: {message}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"csd-policy {verb}: interrupted\n")
+        return 130
+    return 0
+
+
+def show(text: str) -> None:
+    """Write a result to standard output."""
+    print(text)  # noqa: T201
+
+
+def overview() -> str:
+    """The verbs with their first docstring lines."""
+    lines = [f"  {name:<10} {first_line(verb)}" for name, verb in VERBS.items()]
+    return "\n".join(["usage: csd-policy VERB [options]", "", *lines, "",
+                      "csd-policy VERB --help lists the options of a verb."])  # fmt: skip
+
+
+def first_line(thing: object) -> str:
+    """First line of the docstring."""
+    return (inspect.getdoc(thing) or "").split("\n")[0]
+
+
+def generate(args: Sequence[str]) -> None:
+    """Draw pictures and show how each of their tokens was committed."""
+    from csd_policy.generate import generate as run
+    from csd_policy.tables import text_table
+
+    parser = make_parser("generate", run.__doc__)
+    parser.add_function_arguments(run, as_group=False)
+    parser.set_defaults({"policy": {"class_path": "CSD"}, "draft": {"class_path": "Independent"}})
+    rows = run(**parse(parser, join_repeated(args, "--prompt")))
+    columns = ("file", "passes", "tokens per pass", "spent TV", "s per image")
+    cells = [
+        (r["file"], str(r["forward_passes"]), f"{r['tokens_per_pass']:.2f}",
+         f"{r['spent_tv']:.3f}", f"{r['seconds']['total']:.2f}")
+        for r in rows
+    ]  # fmt: skip
+    show(text_table(columns, cells))
+
+
+def compare(args: Sequence[str]) -> None:
+    """Compare policies on one model: pictures, tables and plots."""
+    from csd_policy.compare import run
+    from csd_policy.comparison import Comparison, plan_text
+
+    parser = make_parser("compare", Comparison.__doc__)
+    parser.add_class_arguments(Comparison, as_group=False)
+    parser.add_argument("--dry_run", action="store_true", help="show the plan and stop")
+    values = parse(parser, join_repeated(args, "--prompts"))
+    dry_run = values.pop("dry_run")
+    comparison = Comparison(**values)
+    show(plan_text(comparison) if dry_run else run(comparison))
+
+
+def train(args: Sequence[str]) -> None:
+    """Train the parts that are learnt (LightningCLI: fit, validate, test)."""
+    try:
+        from trainers.cli import main as lightning_main
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("lightning", "lightning_fabric"):
+            raise
+        raise ModuleNotFoundError(
+            "train needs lightning, which is not installed: pip install 'csd-policy[train]'"
+        ) from error
+    sys.argv = ["csd-policy train"]  # the program's name in Lightning's help and errors
+    lightning_main(list(args))
+
+
+def list_(args: Sequence[str]) -> None:
+    """List policies, draft strategies and models."""
+    from csd_policy import drafts, policies
+    from csd_policy.models import SHIPPED, shipped_models
+    from csd_policy.tables import text_table
+
+    parse(make_parser("list", list_.__doc__), args)
+    rules = []
+    for name in class_names("csd_policy.policies"):
+        policy = getattr(policies, name)
+        exact = "exact" if policy.exact else "relaxed"
+        rules.append((name, exact, policy.strength or "-", first_line(policy)))
+    show(text_table(("policy", "law", "strength", "what it does"), rules))
+    rows = [(name, first_line(getattr(drafts, name))) for name in class_names("csd_policy.drafts")]
+    show("\n" + text_table(("draft", "what it does"), rows))
+    rows = []
+    for name in shipped_models():
+        adapter = json.loads((SHIPPED / name / "image_model.json").read_text())["adapter"]
+        module = importlib.import_module(f"csd_policy.models.{adapter.replace('-', '_')}")
+        rows.append((name, first_line(module)))
+    show("\n" + text_table(("model", "what it is"), rows))
+
+
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "generate": generate,
+    "compare": compare,
+    "train": train,
+    "list": list_,
+}

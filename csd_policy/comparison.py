@@ -1,0 +1,176 @@
+"""The plan of a comparison: one model, several methods, the same prompts and seeds.
+
+The unit of work is a batch formed from the plan, never from what is left, so that every method is
+timed on the same batches however often the command was interrupted.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from csd_policy.decoder import check_seeds
+from csd_policy.drafts import DraftStrategy, Independent
+from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.provenance import check_manifest, package_version
+from csd_policy.results import load_row
+from csd_policy.tables import text_table
+from csd_policy.types import DecodeConfig
+
+Job = tuple[int, int]  # number of the prompt, seed
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode; None for a sampling setting means the model's own default.
+
+    Args:
+        name: for tables and folders: letters, digits, spaces and ``. _ = + -``.
+        policy: when to accept a draft.
+        draft: how to redraw what was not verified.
+        window: slots per forward pass, 1 or more; 1 is plain AR.
+        guidance_scale: 0 or more.
+        temperature: 0 or more; 0 is greedy.
+        top_k: 0 or more; 0 keeps every token.
+        top_p: in (0, 1]; 1 keeps every token.
+        tv_budget: most spent TV per image, 0 or more; None is no bound.
+        relax_fresh: let a relaxed policy judge drafts that no pass has seen (for studies).
+    """
+
+    name: str
+    policy: AcceptancePolicy = field(default_factory=Exact)
+    draft: DraftStrategy = field(default_factory=Independent)
+    window: int = 16
+    guidance_scale: float | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    tv_budget: float | None = None
+    relax_fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._=+-]*", self.name):
+            raise ValueError(
+                f"name of a method is {self.name!r}, expected letters, digits, spaces and . _ = + -"
+            )
+        _ = self.decode  # checks the settings
+
+    @property
+    def decode(self) -> DecodeConfig:
+        """The settings of the decoder."""
+        return DecodeConfig(**{f.name: getattr(self, f.name) for f in fields(DecodeConfig)})
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain data, from which a config makes the method again."""
+        cls = type(self.draft)
+        draft = {"class_path": f"{cls.__module__}.{cls.__qualname__}"}
+        arguments = {"init_args": dict(vars(self.draft))} if vars(self.draft) else {}
+        parts = {"name": self.name, "policy": self.policy.to_config(), "draft": draft | arguments}
+        return parts | asdict(self.decode)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compare policies on one model: pictures, tables and plots; a repeated command resumes.
+
+    Args:
+        methods: what to compare; compression is measured against the first one with window 1.
+        prompts: what to draw.
+        model: name of a shipped model, or a folder.
+        seeds: images of each prompt; all methods share their random numbers.
+        output: folder to write to.
+        batch_size: images decoded at once, 1 or more.
+        device: where to run; default is CUDA if there is a card, else the CPU.
+        wandb: where wandb mirrors the files; default is offline without WANDB_API_KEY, else online.
+        project: of wandb.
+    """
+
+    methods: list[Method]
+    prompts: list[str]
+    model: str = "emoji-scenes"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    output: str = "outputs/compare"
+    batch_size: int = 16
+    device: str | None = None
+    wandb: Literal["online", "offline", "disabled"] | None = None
+    project: str = "csd-policy"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}, expected 1 or more")
+        for name in ("methods", "prompts", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is [], expected at least one")
+        check_seeds([""] * len(self.seeds), self.seeds)
+        _check_distinct("methods", [m.name.lower() for m in self.methods])  # as some folders do
+        _check_distinct("prompts", self.prompts)
+        _check_distinct("seeds", self.seeds)
+
+    def batches(self) -> Iterator[list[Job]]:
+        """The images of each method in batches, seed by seed."""
+        jobs = [(i, seed) for seed in self.seeds for i in range(len(self.prompts))]
+        for start in range(0, len(jobs), self.batch_size):
+            yield jobs[start : start + self.batch_size]
+
+    def stem(self, method: Method, job: Job) -> Path:
+        """Path of an image's files without their suffix."""
+        return Path(self.output) / "images" / method.name / f"{job[0]:03d}_{job[1]}"
+
+    def missing(self, method: Method) -> list[list[Job]]:
+        """The batches of which an image is missing."""
+        return [
+            batch
+            for batch in self.batches()
+            if any(load_row(self.stem(method, job)) is None for job in batch)
+        ]
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain data, from which ``--config`` makes the comparison again."""
+        rest = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "methods"}
+        return {"methods": [method.to_config() for method in self.methods]} | rest
+
+    def manifest(self) -> dict[str, Any]:
+        """What two sets of results must share to be compared, as far as no weights are needed."""
+        shared = {"csd_policy": package_version()} | self.to_config()
+        for name in ("output", "device", "wandb", "project"):
+            del shared[name]
+        return shared | {"methods": {m["name"]: m for m in shared["methods"]}}
+
+
+def _check_distinct(what: str, values: Sequence[object]) -> None:
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise ValueError(f"{what} holds {value!r} twice, expected different ones")
+
+
+def plan_text(comparison: Comparison) -> str:
+    """What ``compare.run`` would do, found without the model.
+
+    Raises:
+        ValueError: the output folder holds results of other settings.
+    """
+    c = comparison
+    path = Path(c.output) / "manifest.json"
+    check_manifest(path, c.manifest(), ignore=("environment",))
+    per_method = len(c.prompts) * len(c.seeds)
+    rows = []
+    for method in c.methods:
+        missing = c.missing(method)
+        there = sum(load_row(c.stem(method, job)) is not None for b in c.batches() for job in b)
+        unset = asdict(DecodeConfig(window=method.window))
+        changed = {k: v for k, v in asdict(method.decode).items() if v != unset[k]}
+        settings = ", ".join(f"{k} {v}" for k, v in changed.items()) or "the model's own"
+        rows.append(
+            (method.name, repr(method.policy), repr(method.draft), str(method.window), settings,
+             str(there), str(sum(len(batch) for batch in missing)))
+        )  # fmt: skip
+    head = ("method", "policy", "draft", "window", "sampling", "images there", "to draw")
+    facts = [
+        f"model     {c.model}",
+        f"prompts   {len(c.prompts)}, seeds {', '.join(map(str, c.seeds))}",
+        f"images    {per_method} per method, {per_method * len(c.methods)} in all, "
+        f"in batches of {c.batch_size}",
+        f"output    {c.output} ({'goes on there' if path.is_file() else 'new'})",
+    ]
+    return "\n".join(facts) + "\n\n" + text_table(head, rows)

@@ -1,0 +1,200 @@
+"""Pictures about pictures: how each token was committed, grids with labels, the trade-off plot."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from csd_policy.types import HOW, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from csd_policy.metrics import Interval
+
+RELAXED = len(HOW)  # the kind behind those of HOW: accepted only because of the relaxation
+KINDS = {  # label: colour, told apart by colour-blind readers
+    "accepted": "#cfd9e6",
+    "resampled": "#f0a22e",
+    "bonus": "#2f6db5",
+    "relaxed": "#c2255c",
+}
+MEANINGS = dict(  # the same colours, explained
+    zip(
+        (
+            "accepted, as by the exact rule",
+            "resampled after a rejection",
+            "bonus, drawn from its own law",
+            "relaxed: accepted by the policy, not by the exact rule",
+        ),
+        KINDS.values(),
+        strict=True,
+    )
+)
+_INK = "#222222"
+
+
+def commit_kinds(trace: Trace) -> Tensor:
+    """How each token was committed, int64 ``[B, N]``: index into ``KINDS``."""
+    return trace.how.long().masked_fill(trace.relaxed, RELAXED)
+
+
+def commit_map(trace: Trace, grid: tuple[int, int], cell: int = 9) -> Image.Image:
+    """The token grid of one image's trace: a square of ``cell`` pixels per token, in its colour."""
+    rows, columns = grid
+    palette = [bytes.fromhex(colour[1:]) for colour in KINDS.values()]
+    pixels = b"".join(palette[kind] for kind in commit_kinds(trace)[0].tolist())
+    small = Image.frombytes("RGB", (columns, rows), pixels)
+    return small.resize((columns * cell, rows * cell), Image.Resampling.NEAREST)
+
+
+def decode_figure(
+    picture: Image.Image, trace: Trace, grid: tuple[int, int], title: str
+) -> "Figure":
+    """A picture, how each of its tokens was committed, and in which pass.
+
+    Args:
+        picture: the decoded picture.
+        trace: of this image alone, fields ``[1, N]``.
+        grid: (rows, columns) of tokens.
+        title: written above.
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    kinds = commit_kinds(trace).view(grid)
+    passes = trace.pass_number.view(grid)
+    shares = [(kinds == i).double().mean().item() for i in range(len(KINDS))]
+    figure = Figure(figsize=(12.6, 5.0), dpi=140, layout="constrained", facecolor="white")
+    figure.suptitle(textwrap.fill(title, 110), fontsize=12, color=_INK)
+    (left, middle, right), (_, legend, bar) = figure.subplots(2, 3, height_ratios=[1, 0.03])
+    left.imshow(picture.convert("RGB"), interpolation="nearest")
+    left.set_title("picture", fontsize=10, color=_INK)
+    colours = ListedColormap(list(KINDS.values()))
+    middle.imshow(kinds, cmap=colours, vmin=-0.5, vmax=len(KINDS) - 0.5)
+    middle.set_title("how each token was committed", fontsize=10, color=_INK)
+    patches = [
+        Patch(facecolor=colour, label=f"{label} {share:.0%}")
+        for (label, colour), share in zip(KINDS.items(), shares, strict=True)
+    ]
+    legend.legend(
+        handles=patches, loc="center", ncols=len(KINDS), frameon=False, fontsize=9,
+        handlelength=1.0, columnspacing=1.2, handletextpad=0.5,
+    )  # fmt: skip
+    shown = right.imshow(passes, cmap="viridis", vmin=1)
+    right.set_title(f"in which of {int(passes.max())} passes", fontsize=10, color=_INK)
+    figure.colorbar(shown, cax=bar, orientation="horizontal").outline.set_visible(False)
+    bar.tick_params(labelsize=8)
+    for axes in figure.axes:
+        if axes is not bar:
+            axes.set_axis_off()
+    if max(grid) <= 20:
+        _write_numbers(right, passes)
+    return figure
+
+
+def _write_numbers(axes: "Axes", passes: Tensor) -> None:
+    half = (1 + int(passes.max())) / 2
+    for row, numbers in enumerate(passes.tolist()):
+        for column, number in enumerate(numbers):
+            axes.text(
+                column, row, str(number), ha="center", va="center", fontsize=6,
+                color="white" if number < half else _INK,
+            )  # fmt: skip
+
+
+def labelled_grid(
+    cells: Sequence[Sequence[Image.Image | None]],
+    row_labels: Sequence[str],
+    column_labels: Sequence[str],
+    side: int = 144,
+    legend: Mapping[str, str] | None = None,
+) -> Image.Image:
+    """Pictures in rows and columns, with a label for each.
+
+    Args:
+        cells: rows of pictures, shown with at most ``side`` pixels; None leaves a place empty.
+        legend: label and colour of squares explained at the top.
+    """
+    font, gap = ImageFont.load_default(14), 6
+    heads = ["\n".join(textwrap.wrap(label, max(8, side // 8))) for label in column_labels]
+    sides = ["\n".join(textwrap.wrap(label, 20)) for label in row_labels]
+    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    left = gap * 2 + max(int(pen.multiline_textbbox((0, 0), s, font=font)[2]) for s in sides)
+    head = max(int(pen.multiline_textbbox((0, 0), h, font=font)[3]) for h in heads)
+    above = 26 if legend else 0
+    top = above + head + gap * 2
+    size = (left + len(heads) * (side + gap), top + len(sides) * (side + gap))
+    sheet = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(sheet)
+    x = float(left)
+    for label, colour in (legend or {}).items():
+        pen.rectangle((x, gap, x + 14, gap + 14), fill=colour)
+        pen.text((x + 20, gap + 7), label, fill=_INK, font=font, anchor="lm")
+        x += 44 + pen.textlength(label, font=font)
+    for column, label in enumerate(heads):
+        centre = left + column * (side + gap) + side // 2
+        pen.multiline_text(
+            (centre, top - gap), label, fill=_INK, font=font, anchor="md", align="center"
+        )
+    for row, (label, pictures) in enumerate(zip(sides, cells, strict=True)):
+        y = top + row * (side + gap)
+        pen.multiline_text(
+            (left - gap, y + side // 2), label, fill=_INK, font=font, anchor="rm", align="right"
+        )
+        for column, picture in enumerate(pictures):
+            if picture is not None:
+                sheet.paste(_fit(picture, side), (left + column * (side + gap), y))
+    return sheet
+
+
+def _fit(picture: Image.Image, side: int) -> Image.Image:
+    """``picture`` with its longer edge scaled to ``side``."""
+    scale = side / max(picture.size)
+    smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
+    width, height = (max(1, round(edge * scale)) for edge in picture.size)
+    return picture.convert("RGB").resize((width, height), smooth)
+
+
+def tradeoff_figure(
+    names: Sequence[str],
+    spent: Sequence["Interval"],
+    compression: Sequence["Interval"],
+    caption: str,
+) -> "Figure":
+    """Compression against spent TV, a point with both intervals for each method."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 5.4), dpi=140, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    colours, markers = colormaps["tab10"], "osD^vP*X<>"
+    points = []
+    for i, (name, x, y) in enumerate(zip(names, spent, compression, strict=True)):
+        point = axes.errorbar(
+            x.mean, y.mean,
+            xerr=[[x.mean - x.low], [x.high - x.mean]], yerr=[[y.mean - y.low], [y.high - y.mean]],
+            fmt=markers[i % len(markers)], color=colours(i % 10), markersize=7, capsize=2.5,
+            elinewidth=1, label=name,
+        )  # fmt: skip
+        points.append(point[0])
+    if max(x.high for x in spent) > 20:
+        axes.set_xscale("symlog", linthresh=1)
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.axvline(1, color="#999999", linestyle=":", linewidth=1)
+    axes.annotate(
+        "beyond 1 the bound is void", (1, 1), xycoords=("data", "axes fraction"), rotation=90,
+        xytext=(-3, -4), textcoords="offset points", ha="right", va="top", fontsize=8,
+        color="#777777",
+    )  # fmt: skip
+    axes.set_xlabel("spent TV per image (0 is lossless)")
+    axes.set_ylabel("compression: forward passes of AR / of the method")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(points, names, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    axes.set_title(textwrap.fill(caption, 110), fontsize=8, color="#555555", loc="left")
+    return figure

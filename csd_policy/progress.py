@@ -1,0 +1,21 @@
+"""A progress bar over the passes of a batch; silent where standard error is no terminal."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+
+@contextmanager
+def pass_bar(slots: int, label: str) -> Iterator[Callable[[int, list[int]], None]]:
+    """The ``on_pass`` of ``JacobiDecoder.generate`` for images of ``slots`` slots each."""
+    with tqdm(desc=label, unit="token", disable=not sys.stderr.isatty()) as bar:
+
+        def on_pass(number: int, done: list[int]) -> None:
+            bar.total = slots * len(done)
+            per_pass = sum(done) / len(done) / number
+            bar.set_postfix_str(f"pass {number}, {per_pass:.2f} tokens per pass", refresh=False)
+            bar.update(sum(done) - bar.n)
+
+        yield on_pass

@@ -1,0 +1,94 @@
+"""What stands behind a set of results: versions, hardware, weights, and the settings they share."""
+
+import hashlib
+import json
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from csd_policy.models import SHIPPED, ImageTokenModel
+
+
+def package_version() -> str:
+    """The version of this package."""
+    from csd_policy import __version__
+
+    return __version__
+
+
+def weights_hash(name_or_folder: str) -> str | None:
+    """SHA-256 over the safetensors files of a model, or None if there are none."""
+    folder = Path(name_or_folder)
+    folder = folder if folder.is_dir() else SHIPPED / name_or_folder
+    files = sorted(folder.glob("*.safetensors"))
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest() if files else None
+
+
+def device_name(device: torch.device) -> str:
+    """The processor behind a device, for records."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def provenance(model: ImageTokenModel) -> dict[str, Any]:
+    """Versions, hardware and number formats behind a set of results."""
+    return {
+        "csd_policy": package_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(model.device),
+        "device_name": device_name(model.device),
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "model": model.name,
+        "grid": list(model.grid),
+        "slots": len(model.code_of_slot),
+    }
+
+
+def check_manifest(
+    path: Path, manifest: dict[str, Any], ignore: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The manifest at ``path`` extended by new methods; ValueError naming the field that differs.
+
+    Args:
+        manifest: ``methods`` (by name) and whatever else two runs must share to be comparable.
+        ignore: fields that are not compared.
+    """
+    manifest = json.loads(json.dumps(manifest, default=repr))  # as it is read again
+    if not path.is_file():
+        return manifest
+    old: dict[str, Any] = json.loads(path.read_text())
+    new_methods, old_methods = manifest["methods"], old["methods"]
+    shared = {name: value for name, value in new_methods.items() if name in old_methods}
+    theirs = _flat(old | {"methods": {name: old_methods[name] for name in shared}})
+    ours = _flat(manifest | {"methods": shared})
+    for key in sorted(theirs.keys() | ours.keys()):
+        if key.split(".")[0] not in ignore and theirs.get(key) != ours.get(key):
+            raise ValueError(
+                f"{key} is {ours.get(key)!r}, but the results in {path.parent} were made with "
+                f"{theirs.get(key)!r}; choose another output folder or restore the setting"
+            )
+    return manifest | {"methods": old_methods | new_methods}
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted keys."""
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {
+        key: leaf
+        for name, value in data.items()
+        for key, leaf in _flat(value, f"{prefix}.{name}" if prefix else str(name)).items()
+    }

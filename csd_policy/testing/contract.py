@@ -1,0 +1,184 @@
+"""The contract of a policy, checked."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from csd_policy.decoder import JacobiDecoder
+from csd_policy.drafts import DraftStrategy
+from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.sampling import law
+from csd_policy.testing.tables import TableModel, law_error, random_table
+from csd_policy.types import Candidates, DecodeConfig
+
+
+def make_candidates(
+    p: Tensor, q: Tensor, drafted: Tensor | None = None, **fields: Any
+) -> Candidates:
+    """Candidates (K = 1) for laws ``p`` and ``q`` ``[B, L, V]``, to test a policy's arithmetic.
+
+    ``drafted`` defaults to token 0; everything else can be given by name (see ``Candidates``).
+    """
+    batch, drafts, _ = q.shape
+    zeros = torch.zeros(batch, drafts, 1, dtype=torch.int64)
+    index = torch.arange(drafts).expand(batch, drafts)[..., None]
+    defaults = {
+        "fresh": torch.zeros(batch, drafts, 1, dtype=torch.bool),
+        "row": zeros,
+        "column": index,
+        "index": index,
+        "hidden": torch.zeros(batch, drafts, 1, dtype=q.dtype),
+        "entropy": torch.special.entr(q).sum(-1, keepdim=True),
+        "tv": (p - q).abs().sum(-1, keepdim=True) / 2,
+    }
+    tokens = zeros[..., 0] if drafted is None else drafted
+    return Candidates(p_all=p, q_all=q, drafted=tokens, **(defaults | fields))
+
+
+def check_policy(policy: AcceptancePolicy, runs: int = 50_000) -> None:
+    """Check that a policy keeps the contract of ``AcceptancePolicy``; AssertionError if not.
+
+    Range and shape of its answers, purity, determinism, independence of the rows, agreement of K =
+    1 and K = V, the residual and the spent TV, equality with ``Exact`` at ``exact_at``, never below
+    it unless ``may_veto``, nothing outside the target's support, NaN refused, copies by repr and
+    config. A policy that declares ``exact`` must reproduce an enumerated law in ``runs`` decoded
+    images.
+
+    Example:
+        >>> from csd_policy.policies import CSD
+        >>> check_policy(CSD(delta=0.5))
+    """
+    for seed in range(4):
+        p, q = _random_laws(seed)
+        _check_arithmetic(policy, p, q, seed)
+    _check_copies(policy)
+    _check_decoding(policy, runs)
+
+
+def _random_laws(seed: int) -> tuple[Tensor, Tensor]:
+    """Laws ``[6, 5, 8]``: close, far, one-hot, equal, sparse, and with disjoint supports."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(6, 5, 8, generator=generator)
+    other = logits + 0.3 * torch.randn(6, 5, 8, generator=generator)
+    other[1] = 2 * torch.randn(5, 8, generator=generator)
+    p, q = logits.softmax(-1), other.softmax(-1)
+    p[2] = torch.nn.functional.one_hot(p[2].argmax(-1), 8).float()
+    p[3] = q[3]
+    q[4] = law(other[4], 1.0, 3, 1.0)
+    p[5, :, :4], q[5, :, 4:] = 0, 0
+    return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+
+
+def _candidates_for(policy: AcceptancePolicy, p: Tensor, q: Tensor, seed: int) -> Candidates:
+    generator = torch.Generator().manual_seed(seed)
+    drafted = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(p.shape[:2])
+    fields: dict[str, Any] = {"fresh": (p.amax(-1, keepdim=True) == 1)}
+    if "noise" in policy.needs:
+        fields["noise"] = -torch.rand(p.shape, generator=generator).log()
+    if "risk" in policy.needs:
+        fields["risk"] = torch.rand(*p.shape[:2], 1, generator=generator)
+    return make_candidates(p, q, drafted, **fields)
+
+
+def _check_arithmetic(policy: AcceptancePolicy, p: Tensor, q: Tensor, seed: int) -> None:
+    name = repr(policy)
+    c = _candidates_for(policy, p, q, seed)
+    before, state = copy.deepcopy(vars(c)), copy.deepcopy(vars(policy))
+    one, every = policy.accept_prob(c), policy.accept_prob(c.whole())
+    assert one.shape == (*p.shape[:2], 1), f"{name}: K = 1 gives shape {tuple(one.shape)}"
+    assert every.shape == p.shape, f"{name}: K = V gives shape {tuple(every.shape)}"
+    assert not one.isnan().any() and not every.isnan().any(), f"{name}: b is NaN"
+    assert vars(policy) == state, f"{name}: the call changed the policy"
+    for field, value in before.items():
+        now = getattr(c, field)
+        same = now.equal(value) if isinstance(value, Tensor) else now == value
+        assert same, f"{name}: the call changed {field}"
+    assert policy.accept_prob(c).equal(one), f"{name}: two equal calls differ"
+    b, whole = policy.acceptance(c), c.whole()
+    law_b = policy.acceptance(whole)
+    assert torch.allclose(law_b.gather(-1, c.tokens), b, atol=1e-6), f"{name}: K = 1 and V differ"
+    assert (law_b[q == 0] == 0).all(), f"{name}: accepts a token of target probability 0"
+    exact_b = Exact().acceptance(whole)
+    if not policy.may_veto:
+        assert (law_b >= exact_b - 1e-6).all(), f"{name}: below the exact rule without may_veto"
+    for i in range(len(p)):
+        alone = _candidates_for(policy, p[i : i + 1], q[i : i + 1], seed)
+        names = {"drafted", "noise", "risk"} & {k for k, v in before.items() if v is not None}
+        fields = {k: before[k][i : i + 1] for k in names - {"drafted"}}
+        alone = make_candidates(p[i : i + 1], q[i : i + 1], c.drafted[i : i + 1], **fields)
+        row = policy.acceptance(alone)
+        assert torch.allclose(row, b[i : i + 1], atol=1e-6), f"{name}: row {i} depends on others"
+    residual = policy.residual(whole)
+    assert residual.shape == p.shape and (residual >= 0).all(), f"{name}: residual out of range"
+    assert (residual[q == 0] == 0).all(), f"{name}: residual outside the target's support"
+    out = _committed_law(p, q, law_b, residual)
+    spent = (out - q).abs().sum(-1) / 2
+    assert torch.allclose(policy.spent_tv(whole, law_b), spent, atol=1e-5), f"{name}: spent TV"
+    if policy.exact:
+        assert spent.max() < 1e-5, (
+            f"{name}: declared exact, but its law is off by {spent.max():.2g}"
+        )
+
+
+def _committed_law(p: Tensor, q: Tensor, b: Tensor, residual: Tensor) -> Tensor:
+    """out(x) = p b + P_rej res(x), ``[B, L, V]``; an empty residual draws from q."""
+    mass = residual.sum(-1, keepdim=True)
+    redrawn = torch.where(mass > 0, residual / mass, q)
+    return p * b + (1 - (p * b).sum(-1, keepdim=True)) * redrawn
+
+
+def _check_copies(policy: AcceptancePolicy) -> None:
+    from jsonargparse import ArgumentParser
+
+    cls, config = type(policy), policy.to_config()
+    assert isinstance(cls(), AcceptancePolicy), f"{cls.__name__}: no default construction"
+    assert policy.needs <= {"risk", "hidden", "noise"}, f"{policy!r}: needs {set(policy.needs)}"
+    if all(not isinstance(v, (dict, list, AcceptancePolicy)) for v in config["init_args"].values()):
+        again = eval(repr(policy), {cls.__name__: cls})
+        assert again.to_config() == config, f"{policy!r}: repr makes {again!r}"
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--policy", type=AcceptancePolicy)
+    dumped = parser.dump(parser.parse_object({"policy": config}))
+    again = parser.instantiate_classes(parser.parse_string(dumped)).policy
+    assert again.to_config() == config, f"{policy!r}: YAML makes {again!r}"
+    if policy.strength is not None:
+        assert policy.strength in config["init_args"], f"{policy!r}: no {policy.strength}"
+
+
+def _check_decoding(policy: AcceptancePolicy, runs: int) -> None:
+    from csd_policy.drafts import Gumbel, Independent
+
+    name, config = repr(policy), DecodeConfig(window=3, top_k=3)
+    model = TableModel(random_table(0), random_table(1))
+    provided = policy.needs <= {"hidden", "noise"}
+    if not provided:
+        return
+
+    def decode(rule: AcceptancePolicy, draft: DraftStrategy, table: TableModel = model) -> Tensor:
+        decoder = JacobiDecoder(table, rule, draft, config)
+        return decoder.generate([""] * 64, list(range(64))).tokens
+
+    for draft in (Independent(), Gumbel()):
+        tokens = decode(policy, draft)
+        assert tokens.equal(decode(policy, draft)), f"{name}: two equal runs differ"
+        if policy.exact_at is not None:
+            args = policy.to_config()["init_args"] | dict(policy.exact_at)
+            same = decode(type(policy)(**args), draft).equal(decode(Exact(), draft))
+            assert same, f"{name}: at {dict(policy.exact_at)} it does not decide as Exact does"
+        if policy.exact:
+            error = law_error(model, policy, draft, config, runs)
+            assert error < 0.02, f"{name} with {draft!r}: law off by {error:.3f}"
+    broken = random_table(0)
+    broken[1] = torch.nan
+    assert _raises(lambda: decode(policy, Independent(), TableModel(broken))), f"{name}: NaN passes"
+
+
+def _raises(action: Callable[[], Any]) -> bool:
+    try:
+        action()
+    except ValueError:
+        return True
+    return False
