@@ -36,11 +36,15 @@ def parse(parser: ArgumentParser, args: Sequence[str]) -> dict[str, Any]:
     """The arguments' values, classes instantiated; ValueError in one line if any is wrong."""
     for family in _FAMILIES.values():  # jsonargparse knows the short names of imported classes
         importlib.import_module(family)
+    words = _find_configs(args)
     try:
-        namespace = parser.parse_args(_find_configs(args))
+        namespace = parser.parse_args(words)
         values: dict[str, Any] = vars(parser.instantiate(namespace))
     except ArgumentError as error:
-        raise ValueError(one_line(str(error), parser)) from error
+        message = one_line(str(error), parser)
+        if message.startswith("Problems parsing config"):  # which does not say of which
+            message = f"{' or '.join(w for w in words if Path(w).is_file())}: {message}"
+        raise ValueError(message) from error
     values.pop("config")
     return values
 
@@ -119,7 +123,8 @@ def one_line(message: str, parser: ArgumentParser) -> str:
     if found := re.search(r"unrecognized arguments: (.*)$|^Option '(.*)' is not accepted$", text):
         options = ", ".join(sorted({key.split(".")[0] for key in vars(parser.get_defaults())}))
         return f"unknown option {(found[1] or found[2])!r}, expected one of {options}"
-    return text
+    rest = re.sub(r'Parser key "[^"]+": |Problem with given class_path \S+: ', "", text)
+    return text if rest == text else f"{key}: {rest}"
 
 
 def _expected_classes(key: str) -> str:

@@ -24,7 +24,8 @@ def main(args: Sequence[str] | None = None) -> int:
         show(overview())
         return 0
     verb, rest = words[0], words[1:]
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("csd_policy").setLevel(logging.INFO)
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append(os.getcwd())  # noqa: PTH109 - for --policy my_policy.Mine
     try:

@@ -49,6 +49,7 @@ def run(comparison: Comparison) -> str:
         raise
     facts |= {"weights": environment["weights"], "warm_up_passes": WARM_UP_PASSES}
     text = report.write(comparison, facts)
+    logger.info("The report is in %s.", output)
     tracking.mirror(output, mode, c.project)
     return text
 
@@ -56,6 +57,8 @@ def run(comparison: Comparison) -> str:
 def run_method(comparison: Comparison, method: Method, decoder: JacobiDecoder) -> None:
     """Draw the batches of which an image is missing; a short warm-up in front is not timed."""
     missing = comparison.missing(method)
+    images = len(comparison.prompts) * len(comparison.seeds)
+    logger.info("%s: %d of %d images to draw", method.name, sum(map(len, missing)), images)
     for number, batch in enumerate(missing):
         prompts = [comparison.prompts[i] for i, _ in batch]
         seeds = [seed for _, seed in batch]

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from csd_policy.types import HOW, Trace
+from csd_policy.trace import HOW, Trace
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from csd_policy.metrics import Interval
 
@@ -66,9 +68,9 @@ def decode_figure(
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    kinds = commit_kinds(trace).view(grid)
-    passes = trace.pass_number.view(grid)
-    shares = [(kinds == i).double().mean().item() for i in range(len(KINDS))]
+    kinds = commit_kinds(trace).view(grid).numpy()
+    passes = trace.pass_number.view(grid).numpy()
+    shares = [(kinds == i).mean() for i in range(len(KINDS))]
     figure = Figure(figsize=(12.6, 5.0), dpi=140, layout="constrained", facecolor="white")
     figure.suptitle(textwrap.fill(title, 110), fontsize=12, color=_INK)
     (left, middle, right), (_, legend, bar) = figure.subplots(2, 3, height_ratios=[1, 0.03])
@@ -97,7 +99,7 @@ def decode_figure(
     return figure
 
 
-def _write_numbers(axes: "Axes", passes: Tensor) -> None:
+def _write_numbers(axes: "Axes", passes: "NDArray[np.int32]") -> None:
     half = (1 + int(passes.max())) / 2
     for row, numbers in enumerate(passes.tolist()):
         for column, number in enumerate(numbers):

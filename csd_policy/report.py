@@ -13,7 +13,7 @@ from csd_policy.figures import MEANINGS, commit_map, labelled_grid, tradeoff_fig
 from csd_policy.metrics import Interval, bootstrap_interval, bootstrap_ratio
 from csd_policy.results import load_row, write_atomic, write_json, write_text
 from csd_policy.tables import markdown_table, text_table
-from csd_policy.types import Trace
+from csd_policy.trace import Trace
 
 Row = dict[str, Any]
 COMPRESSION, SECONDS = "accept/compression", "speed/seconds_per_image"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from csd_policy.sampling import Noise
-from csd_policy.types import ACCEPTED, BONUS, RESAMPLED, TRACE_FIELDS, Trace
+from csd_policy.trace import ACCEPTED, BONUS, RESAMPLED, TRACE_FIELDS, Trace
 
 
 def take(x: Tensor, index: Tensor, dim: int = 1) -> Tensor:

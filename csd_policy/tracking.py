@@ -99,12 +99,15 @@ def log_results(folder: Path, mode: Literal["online", "offline"], project: str) 
             finish_timeout_raises=True,
         )  # fmt: skip
         config = line["settings"] | {"provenance": results["provenance"]}
-        same_run = json.dumps([str(folder.absolute()), line["method"], config], sort_keys=True)
+        same = json.dumps([str(folder.absolute()), line, results["provenance"]], sort_keys=True)
+        number = hashlib.sha256(same.encode()).hexdigest()[:16]
+        if mode == "offline" and any((folder / "wandb").glob(f"offline-run-*-{number}")):
+            continue  # a repeated command
         with wandb.init(
             project=project,
             group=folder.name,
             name=line["method"],
-            id=hashlib.sha256(same_run.encode()).hexdigest()[:16],
+            id=number,
             resume="allow" if mode == "online" else None,
             dir=str(folder),
             config=config,

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from csd_policy.candidates import Candidates
 from csd_policy.policies import AcceptancePolicy
 from csd_policy.rows import Rows, Verdict, take
 from csd_policy.sampling import Noise, Purpose, draw
-from csd_policy.types import Candidates, DecodeConfig
+from csd_policy.types import DecodeConfig
 
 
 @dataclass(frozen=True)

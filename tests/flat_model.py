@@ -11,7 +11,7 @@ from csd_policy.testing import TableModel, random_table
 
 
 class FlatModel(TableModel):
-    """Draws each token as a square of a grey level; knows the prompts that have no digit in them."""
+    """Draws each token as a grey square; reads every prompt without digits."""
 
     def __init__(
         self, rows: int = 4, columns: int = 4, size: int = 8, row_ends: bool = False

@@ -1,4 +1,4 @@
-"""Exact means exact: joint laws of whole images, enumerated, and rules that must fail the same test."""
+"""Exact means exact: joint laws of whole images, enumerated, and wrong rules that must fail."""
 
 import inspect
 
@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from csd_policy import policies
+from csd_policy.candidates import Candidates
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.drafts import DraftStrategy, Gumbel, Independent, Tail
 from csd_policy.policies import CSD, AcceptancePolicy, EntropyOnly, Exact, TVGate
 from csd_policy.rows import Rows
 from csd_policy.sampling import Noise, Purpose
 from csd_policy.testing import TableModel, joint_law, law_error, random_table
-from csd_policy.types import Candidates, DecodeConfig
+from csd_policy.types import DecodeConfig
 
 LIMIT = 0.02  # sampling alone gives 0.003 to 0.006 for 64 images and 200,000 runs
 PLAIN = DecodeConfig(window=3)

@@ -1,6 +1,7 @@
-"""The contract suite on every policy of the package, and the contract itself on policies that break it."""
+"""The contract suite on every policy of the package, and on policies that break it."""
 
 import inspect
+import itertools
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from csd_policy import policies
+from csd_policy.candidates import Candidates
 from csd_policy.policies import CSD, AcceptancePolicy, EntropyOnly, Exact, TVGate
 from csd_policy.testing import check_policy, make_candidates
-from csd_policy.types import Candidates
 
 CLASSES = [
     cls
@@ -79,7 +80,7 @@ def test_acceptance_grows_with_strength(cls: type[AcceptancePolicy]) -> None:
     c = make_candidates(p, q).whole()
     assert cls.strength is not None
     values = [cls(**{cls.strength: s}).acceptance(c) for s in (0.0, 0.2, 0.5, 1.0)]
-    assert all((b >= a).all() for a, b in zip(values, values[1:], strict=False))
+    assert all((b >= a).all() for a, b in itertools.pairwise(values))
     assert (values[-1] > values[0]).any()
 
 

@@ -18,6 +18,8 @@ from csd_policy.models.base import ImageTokenModel
 from csd_policy.models.vq import VQAutoencoder
 from csd_policy.types import SamplingDefaults
 
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+         "image_model.json", "vq.safetensors", "vq_config.json")  # fmt: skip
 MOST_WORDS = 16  # captions in training have at most 9
 
 
@@ -53,6 +55,8 @@ class EmojiScenes(ImageTokenModel):
     )
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        if missing := [name for name in FILES if not (folder / name).is_file()]:
+            raise ValueError(f"{folder} lacks {', '.join(missing)}")
         layout = json.loads((folder / "image_model.json").read_text())
         self.name = str(folder) if folder.parent.name != "weights" else folder.name
         self.grid = (int(layout["grid"][0]), int(layout["grid"][1]))

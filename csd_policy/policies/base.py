@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from csd_policy.types import Candidates
+from csd_policy.candidates import Candidates
 
 if TYPE_CHECKING:
     from csd_policy.models.base import ImageTokenModel

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from csd_policy.candidates import Candidates
 from csd_policy.policies.base import AcceptancePolicy, check_range
-from csd_policy.types import Candidates
 
 
 class CSD(AcceptancePolicy):

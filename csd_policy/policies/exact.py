@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from csd_policy.candidates import Candidates
 from csd_policy.policies.base import AcceptancePolicy
-from csd_policy.types import Candidates
 
 
 class Exact(AcceptancePolicy):
