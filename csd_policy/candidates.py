@@ -19,7 +19,8 @@ class Candidates:
         q_all: law of the target, ``[B, L, V]`` probabilities.
         drafted: the drafted tokens, int64 ``[B, L]`` in [0, V).
         fresh: bool ``[B, L, 1]``, True where no pass has seen the draft (its ``p`` is one-hot).
-        row, column: place of the draft in the grid, int64 ``[B, L, 1]``.
+        row, column: place of the draft in the grid, int64 ``[B, L, 1]``; row is negative where the
+            slot holds no code.
         index: place of the draft in the window, 0 to L-1, int64 ``[B, L, 1]``.
         hidden: the target's hidden state that q was computed from, ``[B, L, D]``.
         entropy: of q in nats, ``[B, L, 1]`` in [0, log V].
@@ -74,7 +75,11 @@ class Candidates:
 
     @cached_property
     def target_draw(self) -> Tensor:
-        """The target's own draw, argmax of log q + G, int64 ``[B, L, 1]``; needs ``noise``."""
+        """The target's own draw, argmax of log q + G, int64 ``[B, L, 1]``; needs ``noise``.
+
+        ``Gumbel`` draws drafts with the same G, so a rule that looks at this token then depends on
+        the drafted one: the default residual and spent TV do not hold for it.
+        """
         if self.noise is None:
             raise ValueError("target_draw needs the policy to declare needs = {'noise'}")
         return draw(self.q_all, self.noise)[..., None]

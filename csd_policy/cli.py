@@ -1,8 +1,6 @@
 """The command line, ``csd-policy VERB``: each verb is a function here that loads its own module."""
 
-import importlib
 import inspect
-import json
 import logging
 import os
 import sys
@@ -109,7 +107,7 @@ def train(args: Sequence[str]) -> None:
 def list_(args: Sequence[str]) -> None:
     """List policies, draft strategies and models."""
     from csd_policy import drafts, policies
-    from csd_policy.models import SHIPPED, shipped_models
+    from csd_policy.models import SHIPPED, adapter_of, shipped_models
     from csd_policy.tables import text_table
 
     parse(make_parser("list", list_.__doc__), args)
@@ -123,9 +121,7 @@ def list_(args: Sequence[str]) -> None:
     show("\n" + text_table(("draft", "what it does"), rows))
     rows = []
     for name in shipped_models():
-        adapter = json.loads((SHIPPED / name / "image_model.json").read_text())["adapter"]
-        module = importlib.import_module(f"csd_policy.models.{adapter.replace('-', '_')}")
-        rows.append((name, first_line(module)))
+        rows.append((name, first_line(adapter_of(SHIPPED / name / "image_model.json"))))
     show("\n" + text_table(("model", "what it is"), rows))
 
 

@@ -63,11 +63,8 @@ class Method:
 
     def to_config(self) -> dict[str, Any]:
         """Plain data, from which a config makes the method again."""
-        cls = type(self.draft)
-        draft = {"class_path": f"{cls.__module__}.{cls.__qualname__}"}
-        arguments = {"init_args": dict(vars(self.draft))} if vars(self.draft) else {}
-        parts = {"name": self.name, "policy": self.policy.to_config(), "draft": draft | arguments}
-        return parts | asdict(self.decode)
+        parts = {"policy": self.policy.to_config(), "draft": self.draft.to_config()}
+        return {"name": self.name} | parts | asdict(self.decode)
 
 
 @dataclass(frozen=True)

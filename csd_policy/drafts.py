@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from csd_policy.parameters import Parametrized
 from csd_policy.sampling import Noise, Purpose, draw
 
 
@@ -29,7 +30,7 @@ class Tail:
     noise: Noise
 
 
-class DraftStrategy(ABC):
+class DraftStrategy(Parametrized, ABC):
     """Redraws unverified positions; ``exact`` strategies keep the loop lossless."""
 
     exact = True
@@ -45,9 +46,6 @@ class DraftStrategy(ABC):
         arXiv 2410.01699). ``position`` int64 ``[B, L]`` is the code number.
         """
         return noise.token(Purpose.FRESH, position)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 class Independent(DraftStrategy):

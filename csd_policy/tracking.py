@@ -8,6 +8,7 @@ neither stop nor delay an experiment for long. The same process can be started b
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -43,6 +44,9 @@ def mirror(folder: Path, mode: str, project: str, time_limit: float = TIME_LIMIT
         time_limit: seconds after which wandb is stopped.
     """
     if mode == "disabled":
+        return
+    if importlib.util.find_spec("wandb") is None:
+        logger.info("wandb is not installed (pip install 'csd-policy[wandb]'): nothing mirrored")
         return
     command = [sys.executable, "-P", __file__, str(folder), "--mode", mode, "--project", project]
     variables = environment(folder)

@@ -5,11 +5,9 @@ of an image, K candidate tokens (1 or V), D hidden size. Symbols: ``p`` draft la
 ``tv`` their total variation, ``entropy`` that of q in nats, ``b`` acceptance probability.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -134,12 +132,3 @@ class DecodeResult:
             "draft": self.draft,
             "decode": asdict(self.config),
         }
-
-    def save_record(self, path: str | Path) -> None:
-        """Write ``record()``, prompts, seeds and stats as JSON."""
-        data = self.record() | {
-            "prompts": list(self.prompts),
-            "seeds": list(self.seeds),
-            "stats": asdict(self.stats),
-        }
-        Path(path).write_text(json.dumps(data, indent=1) + "\n")

@@ -23,7 +23,7 @@ def small_model(dtype: torch.dtype) -> LlamaModel:
 @torch.inference_mode()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 def test_ragged_windows_equal_full_passes(dtype: torch.dtype, tolerance: float) -> None:
-    """Random acceptance per row, prompts of different lengths, stale slots full of large numbers."""
+    """Random acceptance per row, prompts of different lengths, stale slots full of junk."""
     model, generator = small_model(dtype), torch.Generator().manual_seed(1)
     lengths, window, total = torch.tensor([3, 9, 5]), 4, 40
     truth = torch.randint(40, (3, total), generator=generator)

@@ -308,13 +308,21 @@ def test_the_resolved_config_makes_the_comparison_again(comparison: Comparison) 
     assert again.to_config() == comparison.to_config() | {"batch_size": 2}
 
 
-def test_the_shipped_config() -> None:
+def shipped(name: str) -> Comparison:
     parser = make_parser("compare", None)
     parser.add_class_arguments(Comparison, as_group=False)
-    plan = Comparison(**parse(parser, ["--config", "compare/emoji.yaml"]))
-    assert len(plan.prompts) == 16 and plan.seeds == [0, 1] and plan.batch_size == 16
+    return Comparison(**parse(parser, ["--config", f"compare/{name}"]))
+
+
+@pytest.mark.parametrize("name", [p.name for p in (config_folder() / "compare").glob("*.yaml")])
+def test_shipped_configs_can_be_drawn(name: str) -> None:
     words = set(caption_words())
-    assert [p for p in plan.prompts if not set(p.split()) <= words] == []
+    assert [p for p in shipped(name).prompts if not set(p.split()) <= words] == []
+
+
+def test_the_shipped_config() -> None:
+    plan = shipped("emoji.yaml")
+    assert len(plan.prompts) == 16 and plan.seeds == [0, 1] and plan.batch_size == 16
     assert plan.methods[0].decode == DecodeConfig(window=1)
     assert all(m.window == 16 for m in plan.methods[1:])
     assert isinstance(plan.methods[0].policy, Exact)

@@ -34,7 +34,7 @@ def run(model: TableModel, seeds: list[int], policy: AcceptancePolicy, draft: Dr
 @pytest.mark.parametrize("draft", DRAFTS, ids=repr)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_rows_alone_equal_rows_in_a_batch(policy: AcceptancePolicy, draft: DraftStrategy) -> None:
-    """300 seeds, bit for bit: a row knows nothing of its neighbours, and stops changing when done."""
+    """300 seeds, bit for bit: rows know nothing of their neighbours, and stop when done."""
     model, seeds = wide_table(12), list(range(300))
     together = run(model, seeds, policy, draft, guidance_scale=2.0)
     for part in (slice(0, 1), slice(1, 8), slice(8, 75), slice(75, 300)):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Subset
 
-from csd_policy.models.vq import ResidualBlock, VQAutoencoder
+from csd_policy.models.vq import VQAutoencoder
 from trainers.data import SceneDataset, pixels_of
 from trainers.scenes import SPLITS, Scene, SceneGenerator, object_kinds
 from trainers.schedules import warmup_then_cosine
@@ -27,22 +27,41 @@ WEIGHTS = "classifier.safetensors"
 MOST_NOISE = 0.1  # standard deviation, of pixels in [-1, 1]
 
 
+class NormedBlock(nn.Module):
+    """relu(x + norm(conv3x3(relu(norm(conv3x3(x)))))), with batch normalisation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.layers(x))
+
+
 class Classifier(nn.Module):
     """Logits ``[B, classes]`` of pictures, float in [-1, 1], ``[B, 3, 96, 96]``."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int = 48) -> None:
         super().__init__()
-        layers: list[nn.Module] = [
-            nn.Conv2d(3, width // 2, 3, stride=2, padding=1),
-            nn.SiLU(),
-            nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
-        ]
-        for channels in (width, 2 * width, 4 * width):
-            if channels > width:
-                layers.append(nn.Conv2d(channels // 2, channels, 2, stride=2))
-            layers += [ResidualBlock(channels), ResidualBlock(channels)]
-        self.features = nn.Sequential(*layers, nn.GroupNorm(8, 4 * width), nn.SiLU())
-        self.head = nn.Linear(4 * width, len(object_kinds()))
+        layers: list[nn.Module] = []
+        before = 3
+        for channels in (width // 2, width, 2 * width, 4 * width):
+            layers += [
+                nn.Conv2d(before, channels, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+            ]
+            if channels >= width:
+                layers.append(NormedBlock(channels))
+            before = channels
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(before, len(object_kinds()))
 
     def forward(self, pictures: Tensor) -> Tensor:
         features: Tensor = self.features(pictures)
@@ -146,7 +165,7 @@ class ClassifierTraining(L.LightningModule):
 
     def __init__(
         self,
-        learning_rate: float = 2e-3,
+        learning_rate: float = 3e-3,
         weight_decay: float = 0.05,
         warmup_steps: int = 100,
         label_smoothing: float = 0.05,

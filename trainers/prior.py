@@ -160,7 +160,7 @@ def export_prior(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, to
     tokenizer.save_pretrained(to)
     side = VQConfig().side
     layout = {
-        "adapter": "emoji-scenes",
+        "adapter": "csd_policy.models.emoji_scenes.EmojiScenes",
         "grid": [side, side],
         "first_image_token": tokenizer.convert_tokens_to_ids("<image_0000>"),
         "num_codes": VQConfig.num_codes,

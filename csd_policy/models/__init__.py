@@ -1,7 +1,9 @@
 """Models: the interface of the loop and one adapter a file."""
 
+import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,7 +11,7 @@ from csd_policy.models.base import ImageTokenModel
 
 SHIPPED = Path(__file__).parent / "weights"
 
-__all__ = ["ImageTokenModel", "load_model", "shipped_models"]
+__all__ = ["ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
 
 
 def shipped_models() -> list[str]:
@@ -41,10 +43,21 @@ def load_model(
             f"no model {str(name_or_folder)!r}: neither a folder with image_model.json "
             f"nor a shipped model (there are {', '.join(shipped_models())})"
         )
-    adapter = json.loads(layout.read_text()).get("adapter")
-    if adapter != "emoji-scenes":
-        raise ValueError(f"{layout}: adapter is {adapter!r}, expected 'emoji-scenes'")
-    from csd_policy.models.emoji_scenes import EmojiScenes
-
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return EmojiScenes(folder, torch.device(where), dtype)
+    return adapter_of(layout)(folder, torch.device(where), dtype)
+
+
+def adapter_of(layout: Path) -> type[Any]:
+    """The class that ``image_model.json`` names by import path under ``adapter``.
+
+    It is called with (folder, device, dtype) and makes an ``ImageTokenModel``.
+    """
+    path = json.loads(layout.read_text()).get("adapter")
+    module, _, name = str(path).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{layout}: adapter is {path!r}, which cannot be imported") from error
+    if not (isinstance(found, type) and issubclass(found, ImageTokenModel)):
+        raise ValueError(f"{layout}: adapter is {path!r}, expected a subclass of ImageTokenModel")
+    return found

@@ -1,7 +1,6 @@
 """The acceptance policy: the one interface that this project is about."""
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -10,12 +9,13 @@ import torch
 from torch import Tensor
 
 from csd_policy.candidates import Candidates
+from csd_policy.parameters import Parametrized
 
 if TYPE_CHECKING:
     from csd_policy.models.base import ImageTokenModel
 
 
-class AcceptancePolicy(ABC):
+class AcceptancePolicy(Parametrized, ABC):
     """Decides with which probability a drafted token is accepted.
 
     Subclass it, take hyper-parameters as keyword arguments with defaults, store them unchanged
@@ -72,26 +72,6 @@ class AcceptancePolicy(ABC):
     def bind(self, model: "ImageTokenModel") -> Self:
         """A copy that holds what the policy needs of ``model``, on its device."""
         return copy.copy(self)
-
-    @classmethod
-    def parameter_names(cls) -> list[str]:
-        """Names of the constructor's arguments."""
-        if cls.__init__ is object.__init__:
-            return []
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-
-    def to_config(self) -> dict[str, Any]:
-        """``class_path`` and ``init_args``, from which a config makes the policy again."""
-        args = {}
-        for name in self.parameter_names():
-            value = getattr(self, name)
-            args[name] = value.to_config() if isinstance(value, AcceptancePolicy) else value
-        cls = type(self)
-        return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": args}
-
-    def __repr__(self) -> str:
-        args = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.parameter_names())
-        return f"{type(self).__name__}({args})"
 
 
 def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
