@@ -1,7 +1,6 @@
 """What a policy sees."""
 
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ class Candidates:
     risk: Tensor | None = None
     every_token: bool = False
 
-    @cached_property
+    @property
     def tokens(self) -> Tensor:
         """The candidate tokens, int64 ``[B, L, K]``."""
         if self.every_token:
@@ -53,27 +52,27 @@ class Candidates:
             )
         return self.drafted[..., None]
 
-    @cached_property
+    @property
     def p(self) -> Tensor:
         """Draft probability of each candidate, ``[B, L, K]`` in [0, 1]."""
         return self.p_all if self.every_token else self.p_all.gather(-1, self.tokens)
 
-    @cached_property
+    @property
     def q(self) -> Tensor:
         """Target probability of each candidate, ``[B, L, K]`` in [0, 1]."""
         return self.q_all if self.every_token else self.q_all.gather(-1, self.tokens)
 
-    @cached_property
+    @property
     def ratio(self) -> Tensor:
         """q/p, ``[B, L, K]`` in [0, inf]; +inf where p = 0 < q, 0 where both are 0."""
         return torch.where(self.q > 0, self.q / self.p, 0.0)
 
-    @cached_property
+    @property
     def support(self) -> Tensor:
         """How many tokens have q > 0, ``[B, L, 1]``, same dtype as q."""
         return (self.q_all > 0).to(self.q_all.dtype).sum(-1, keepdim=True)
 
-    @cached_property
+    @property
     def target_draw(self) -> Tensor:
         """The target's own draw, argmax of log q + G, int64 ``[B, L, 1]``; needs ``noise``.
 

@@ -22,6 +22,8 @@ def main(args: Sequence[str] | None = None) -> int:
         show(overview())
         return 0
     verb, rest = words[0], words[1:]
+    if not sys.stderr.isatty():  # transformers' bar for the weights
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(format="%(message)s")
     logging.getLogger("csd_policy").setLevel(logging.INFO)
     if os.getcwd() not in sys.path:  # noqa: PTH109
