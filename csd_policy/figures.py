@@ -1,10 +1,10 @@
-"""Pictures about pictures: how each token was committed, grids with labels, the trade-off plot."""
+"""Figures: how each token was committed, and the trade-off of compression and spent TV."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from csd_policy.trace import HOW, Trace
@@ -36,7 +36,7 @@ MEANINGS = dict(  # the same colours, explained
         strict=True,
     )
 )
-_INK = "#222222"
+INK = "#222222"
 
 
 def commit_kinds(trace: Trace) -> Tensor:
@@ -72,13 +72,13 @@ def decode_figure(
     passes = trace.pass_number.view(grid).numpy()
     shares = [(kinds == i).mean() for i in range(len(KINDS))]
     figure = Figure(figsize=(12.6, 5.0), dpi=140, layout="constrained", facecolor="white")
-    figure.suptitle(textwrap.fill(title, 110), fontsize=12, color=_INK)
+    figure.suptitle(textwrap.fill(title, 110), fontsize=12, color=INK)
     (left, middle, right), (_, legend, bar) = figure.subplots(2, 3, height_ratios=[1, 0.03])
     left.imshow(picture.convert("RGB"), interpolation="nearest")
-    left.set_title("picture", fontsize=10, color=_INK)
+    left.set_title("picture", fontsize=10, color=INK)
     colours = ListedColormap(list(KINDS.values()))
     middle.imshow(kinds, cmap=colours, vmin=-0.5, vmax=len(KINDS) - 0.5)
-    middle.set_title("how each token was committed", fontsize=10, color=_INK)
+    middle.set_title("how each token was committed", fontsize=10, color=INK)
     patches = [
         Patch(facecolor=colour, label=f"{label} {share:.0%}")
         for (label, colour), share in zip(KINDS.items(), shares, strict=True)
@@ -88,7 +88,7 @@ def decode_figure(
         handlelength=1.0, columnspacing=1.2, handletextpad=0.5,
     )  # fmt: skip
     shown = right.imshow(passes, cmap="viridis", vmin=1)
-    right.set_title(f"in which of {int(passes.max())} passes", fontsize=10, color=_INK)
+    right.set_title(f"in which of {int(passes.max())} passes", fontsize=10, color=INK)
     figure.colorbar(shown, cax=bar, orientation="horizontal").outline.set_visible(False)
     bar.tick_params(labelsize=8)
     for axes in figure.axes:
@@ -105,61 +105,8 @@ def _write_numbers(axes: "Axes", passes: "NDArray[np.int32]") -> None:
         for column, number in enumerate(numbers):
             axes.text(
                 column, row, str(number), ha="center", va="center", fontsize=6,
-                color="white" if number < half else _INK,
+                color="white" if number < half else INK,
             )  # fmt: skip
-
-
-def labelled_grid(
-    cells: Sequence[Sequence[Image.Image | None]],
-    row_labels: Sequence[str],
-    column_labels: Sequence[str],
-    side: int = 144,
-    legend: Mapping[str, str] | None = None,
-) -> Image.Image:
-    """Pictures in rows and columns, with a label for each.
-
-    Args:
-        cells: rows of pictures, shown with at most ``side`` pixels; None leaves a place empty.
-        legend: label and colour of squares explained at the top.
-    """
-    font, gap = ImageFont.load_default(14), 6
-    heads = ["\n".join(textwrap.wrap(label, max(8, side // 8))) for label in column_labels]
-    sides = ["\n".join(textwrap.wrap(label, 20)) for label in row_labels]
-    pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    left = gap * 2 + max(int(pen.multiline_textbbox((0, 0), s, font=font)[2]) for s in sides)
-    head = max(int(pen.multiline_textbbox((0, 0), h, font=font)[3]) for h in heads)
-    above = 26 if legend else 0
-    top = above + head + gap * 2
-    size = (left + len(heads) * (side + gap), top + len(sides) * (side + gap))
-    sheet = Image.new("RGB", size, "white")
-    pen = ImageDraw.Draw(sheet)
-    x = float(left)
-    for label, colour in (legend or {}).items():
-        pen.rectangle((x, gap, x + 14, gap + 14), fill=colour)
-        pen.text((x + 20, gap + 7), label, fill=_INK, font=font, anchor="lm")
-        x += 44 + pen.textlength(label, font=font)
-    for column, label in enumerate(heads):
-        centre = left + column * (side + gap) + side // 2
-        pen.multiline_text(
-            (centre, top - gap), label, fill=_INK, font=font, anchor="md", align="center"
-        )
-    for row, (label, pictures) in enumerate(zip(sides, cells, strict=True)):
-        y = top + row * (side + gap)
-        pen.multiline_text(
-            (left - gap, y + side // 2), label, fill=_INK, font=font, anchor="rm", align="right"
-        )
-        for column, picture in enumerate(pictures):
-            if picture is not None:
-                sheet.paste(_fit(picture, side), (left + column * (side + gap), y))
-    return sheet
-
-
-def _fit(picture: Image.Image, side: int) -> Image.Image:
-    """``picture`` with its longer edge scaled to ``side``."""
-    scale = side / max(picture.size)
-    smooth = Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC
-    width, height = (max(1, round(edge * scale)) for edge in picture.size)
-    return picture.convert("RGB").resize((width, height), smooth)
 
 
 def tradeoff_figure(

@@ -66,15 +66,14 @@ def generate(
     image_model = load_model(model, device)
     image_model.check_prompts(prompt)
     decoder = JacobiDecoder(image_model, policy, draft, config)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for start in range(0, len(jobs), batch_size):
         names = list(jobs)[start : start + batch_size]
         prompts, seeds = zip(*(jobs[name] for name in names), strict=True)
         label = f"images {start + 1} to {start + len(names)} of {len(jobs)}"
         with pass_bar(len(image_model.code_of_slot), label) as on_pass:
             result = decoder.generate(prompts, seeds=seeds, on_pass=on_pass)
-        for i, name in enumerate(names):
-            rows.append(write_image(result, i, Path(output) / name))
+        rows += [write_image(result, i, Path(output) / name) for i, name in enumerate(names)]
     return rows
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from PIL import Image
 
 from csd_policy.comparison import Comparison, Method
-from csd_policy.figures import MEANINGS, commit_map, labelled_grid, tradeoff_figure
+from csd_policy.figures import MEANINGS, commit_map, tradeoff_figure
+from csd_policy.grids import labelled_grid
 from csd_policy.metrics import Interval, bootstrap_interval, bootstrap_ratio
 from csd_policy.results import load_row, write_atomic, write_json, write_text
 from csd_policy.tables import markdown_table, text_table

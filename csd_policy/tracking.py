@@ -46,7 +46,7 @@ def mirror(folder: Path, mode: str, project: str, time_limit: float = TIME_LIMIT
     if mode == "disabled":
         return
     if importlib.util.find_spec("wandb") is None:
-        logger.info("wandb is not installed (pip install 'csd-policy[wandb]'): nothing mirrored")
+        logger.warning("wandb is not installed (pip install 'csd-policy[wandb]'): nothing mirrored")
         return
     command = [sys.executable, "-P", __file__, str(folder), "--mode", mode, "--project", project]
     variables = environment(folder)

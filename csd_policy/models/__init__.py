@@ -44,7 +44,8 @@ def load_model(
             f"nor a shipped model (there are {', '.join(shipped_models())})"
         )
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return adapter_of(layout)(folder, torch.device(where), dtype)
+    model: ImageTokenModel = adapter_of(layout)(folder, torch.device(where), dtype)
+    return model
 
 
 def adapter_of(layout: Path) -> type[Any]:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
 
 from csd_policy.cache import RaggedCache
 from csd_policy.models.base import ImageTokenModel
@@ -136,9 +137,13 @@ class EmojiScenes(ImageTokenModel):
 
 
 def _load_prior(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
     loaded: Any = LlamaForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
     )
+    if shown:
+        hf_logging.enable_progress_bar()
     model: LlamaForCausalLM
     model, info = loaded
     wrong = {kind: sorted(keys) for kind, keys in info.items() if keys and "error" not in kind}
