@@ -97,7 +97,7 @@ def join_repeated(args: Sequence[str], option: str) -> list[str]:
         if text is None:
             joined.append(word)
         else:
-            items = text if text.startswith("[") else json.dumps([text])
+            items = text if text.startswith("[") else json.dumps([text], ensure_ascii=False)
             joined.append(f"{option if first else option + '+'}={items}")
             first = False
     return joined
@@ -110,7 +110,9 @@ def one_line(message: str, parser: ArgumentParser) -> str:
     key = ".".join(re.findall(r'Parser key "([^"]+)"', text)) or "argument"
     if found := re.search(r"Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$", text):
         return f"{key} is {found[2]!r}, expected {' or '.join(found[1].split(', '))}"
-    if found := re.search(r"Expected an? (\w+)\. Got value: (.*)$", text):
+    if "Expected an instantiatable class" in text:
+        return f"{key} has no class_path, expected class_path and, for its arguments, init_args"
+    if found := re.search(r"Expected an? (\w+)\. Got value: ?(.*)$", text):
         return f"{key} is {found[2]!r}, expected {found[1]}"
     if found := re.search(r"(?:Expected a dot import path string|import path format): (.*)$", text):
         return f"{key} is {found[1]!r}, expected {_expected_classes(key)}"

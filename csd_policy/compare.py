@@ -14,7 +14,7 @@ from csd_policy.metrics import log_likelihood
 from csd_policy.models import load_model
 from csd_policy.progress import pass_bar
 from csd_policy.provenance import check_manifest, provenance, weights_hash
-from csd_policy.results import image_row, save_image, write_json
+from csd_policy.results import image_row, prepare_folder, save_image, write_json
 from csd_policy.types import DecodeResult
 
 WARM_UP_PASSES = 8
@@ -31,6 +31,7 @@ def run(comparison: Comparison) -> str:
     c, output, mode = comparison, Path(comparison.output), tracking.choose_mode(comparison.wandb)
     model = load_model(c.model, c.device)
     model.check_prompts(c.prompts)
+    prepare_folder(output)
     decoders = {m.name: JacobiDecoder(model, m.policy, m.draft, m.decode) for m in c.methods}
     facts = provenance(model)
     same = ("device_name", "dtype", "torch")  # what changes numbers or times

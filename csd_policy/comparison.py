@@ -54,7 +54,16 @@ class Method:
             raise ValueError(
                 f"name of a method is {self.name!r}, expected letters, digits, spaces and . _ = + -"
             )
-        _ = self.decode  # checks the settings
+        for name, kind in (("policy", AcceptancePolicy), ("draft", DraftStrategy)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(
+                    f"{name} of method {self.name!r} is {getattr(self, name)!r}, "
+                    f"expected a {kind.__name__}"
+                )
+        try:
+            _ = self.decode
+        except ValueError as error:
+            raise ValueError(f"method {self.name!r}: {error}") from error
 
     @property
     def decode(self) -> DecodeConfig:

@@ -26,6 +26,7 @@ from csd_policy.timing import PhaseTimer
 from csd_policy.types import DecodeConfig, DecodeResult, Stats
 from csd_policy.verify import Verifier
 
+MOST_WINDOW = 256  # of images with fewer slots than this
 PROVIDED = frozenset({"hidden", "noise"})  # what the loop can offer to a policy's ``needs``
 
 
@@ -53,13 +54,21 @@ class JacobiDecoder:
         draft: DraftStrategy | None = None,
         config: DecodeConfig | None = None,
     ) -> None:
-        self.model = model
-        self.policy = (policy or Exact()).bind(model)
-        self.draft = draft or Independent()
+        policy, draft = policy or Exact(), draft or Independent()
+        for given, kind in ((policy, AcceptancePolicy), (draft, DraftStrategy)):
+            if not isinstance(given, kind):
+                raise ValueError(f"{given!r} is no {kind.__name__}, expected an object of one")
+        self._record = {"policy": repr(policy), "draft": repr(draft)}
+        self.model, self.policy, self.draft = model, policy.bind(model), draft
         self.config = (config or DecodeConfig()).resolved(model.defaults)
         if missing := self.policy.needs - PROVIDED:
             raise ValueError(f"{self.policy!r} needs {sorted(missing)}, which nothing provides")
         self._slots = len(model.code_of_slot)
+        if self.config.window > max(MOST_WINDOW, self._slots):
+            raise ValueError(
+                f"window is {self.config.window}, expected at most "
+                f"{max(MOST_WINDOW, self._slots)}: an image of {model.name} has {self._slots} slots"
+            )
         self._verify = Verifier(self.policy, self.config, model.grid[1], self._slots)
         # windows reach over the last slot; the places there hold no code
         overhang = torch.full((2 * self.config.window,), -1, device=model.device)
@@ -80,9 +89,8 @@ class JacobiDecoder:
             on_pass: called after each pass with its number and the slots committed per image.
 
         Raises:
-            ValueError: no prompts, a prompt that the model cannot read, a wrong seed, or a law or
-            an
-                acceptance probability that is not a number (names pass, image and position).
+            ValueError: no prompts, a prompt that the model cannot read, a wrong seed, or a
+                law or an acceptance probability that is not finite (names pass, image, position).
         """
         chosen = check_seeds(prompts, seeds)
         self.model.check_prompts(prompts)
@@ -174,8 +182,7 @@ class JacobiDecoder:
             prompts=list(prompts),
             seeds=seeds,
             config=self.config,
-            policy=repr(self.policy),
-            draft=repr(self.draft),
+            **self._record,
             model=self.model,
         )
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from csd_policy.decoder import JacobiDecoder
+from csd_policy.decoder import JacobiDecoder, check_seeds
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.figures import decode_figure
 from csd_policy.models import load_model
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.progress import pass_bar
-from csd_policy.results import image_row, save_image, slug, write_atomic
+from csd_policy.results import image_row, prepare_folder, save_image, slug, write_atomic
 from csd_policy.types import DecodeConfig, DecodeResult
 
 DEFAULT_POLICY = CSD()
@@ -63,8 +63,10 @@ def generate(
             raise ValueError(f"{name} is {value}, expected 1 or more")
     config = DecodeConfig(window, guidance_scale, temperature, top_k, top_p, tv_budget)
     jobs = plan(prompt, seed, num_images)
+    check_seeds([""] * len(jobs), [number for _, number in jobs.values()])
     image_model = load_model(model, device)
     image_model.check_prompts(prompt)
+    prepare_folder(Path(output))
     decoder = JacobiDecoder(image_model, policy, draft, config)
     rows: list[dict[str, Any]] = []
     for start in range(0, len(jobs), batch_size):

@@ -16,13 +16,23 @@ class Parametrized:
 
     def to_config(self) -> dict[str, Any]:
         """``class_path`` and ``init_args``, from which a config makes the object again."""
-        args = {}
-        for name in self.parameter_names():
-            value = getattr(self, name)
-            args[name] = value.to_config() if isinstance(value, Parametrized) else value
+        args = {
+            name: value.to_config() if isinstance(value, Parametrized) else value
+            for name, value in self.parameters().items()
+        }
         cls = type(self)
         return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": args}
 
+    def parameters(self) -> dict[str, Any]:
+        """The constructor's arguments by name; ValueError if one was not stored."""
+        names = self.parameter_names()
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise ValueError(
+                f"{type(self).__name__} does not store its argument {missing[0]!r}, "
+                f"expected self.{missing[0]}"
+            )
+        return {name: getattr(self, name) for name in names}
+
     def __repr__(self) -> str:
-        args = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.parameter_names())
+        args = ", ".join(f"{name}={value!r}" for name, value in self.parameters().items())
         return f"{type(self).__name__}({args})"

@@ -68,8 +68,13 @@ def check_manifest(
     """
     manifest = json.loads(json.dumps(manifest, default=repr))  # as it is read again
     if not path.is_file():
+        if (path.parent / "images").is_dir():
+            raise ValueError(
+                f"{path.parent} holds images but no manifest.json that says how they were made, "
+                "expected an empty or new output folder"
+            )
         return manifest
-    old: dict[str, Any] = json.loads(path.read_text())
+    old = _read_manifest(path)
     new_methods, old_methods = manifest["methods"], old["methods"]
     shared = {name: value for name, value in new_methods.items() if name in old_methods}
     theirs = _flat(old | {"methods": {name: old_methods[name] for name in shared}})
@@ -81,6 +86,19 @@ def check_manifest(
                 f"{theirs.get(key)!r}; choose another output folder or restore the setting"
             )
     return manifest | {"methods": old_methods | new_methods}
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except ValueError:
+        data = None
+    if not (isinstance(data, dict) and isinstance(data.get("methods"), dict)):
+        raise ValueError(
+            f"{path} is not the manifest of a comparison; move it away with its images, "
+            "or choose another output folder"
+        )
+    return data
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:

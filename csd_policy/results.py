@@ -2,17 +2,33 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from csd_policy.figures import KINDS, commit_kinds
 from csd_policy.provenance import package_version
+from csd_policy.trace import Trace
 from csd_policy.types import DecodeResult
 
+RECORDED = {"prompt", "seed", "forward_passes", "spent_tv", "seconds", "batch", "tokens"}
 SUFFIXES = (".png", ".safetensors", ".json")  # of an image's files; the record is written last
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make ``folder`` and try to write into it; ValueError if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"output is {str(folder)!r}, expected a folder that can be written ({error.strerror})"
+        ) from error
 
 
 def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
@@ -77,11 +93,16 @@ def save_image(result: DecodeResult, i: int, stem: Path, row: dict[str, Any]) ->
 
 
 def load_row(stem: Path) -> dict[str, Any] | None:
-    """The record of an image; None unless all its files are there and the record can be read."""
-    if not all(stem.with_name(stem.name + suffix).is_file() for suffix in SUFFIXES):
-        return None
+    """The record of an image; None unless all its files are there and can be read."""
+    from PIL import Image
+
+    png, trace, record = (stem.with_name(stem.name + suffix) for suffix in SUFFIXES)
     try:
-        row: dict[str, Any] = json.loads(stem.with_name(stem.name + ".json").read_text())
-    except ValueError:
+        row = json.loads(record.read_text())
+        with Image.open(png) as picture:
+            picture.load()
+        Trace.load(trace)
+    except (OSError, ValueError, SyntaxError, SafetensorError):
         return None
-    return row
+    complete = isinstance(row, dict) and row.keys() >= RECORDED
+    return row if complete else None

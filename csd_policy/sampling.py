@@ -1,8 +1,7 @@
 """Random numbers, guided and filtered laws, and draws: all on the device, all batched.
 
 Random numbers are counter-based: a number depends on (seed of the image, purpose, position,
-counter) and on nothing else, so the same seed gives the same image alone, in any batch, and on any
-device.
+counter) and on nothing else: not on the batch, the device, or what was drawn before.
 """
 
 from dataclasses import dataclass

@@ -345,3 +345,38 @@ def test_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert picture.size == (96, 96)
     assert torch.isfinite(torch.tensor(csd["quality/log_likelihood"]["mean"]))
     assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "junk"), [(".png", b"no picture"), (".safetensors", b""), (".json", b"[1]")]
+)
+def test_an_unreadable_file_is_drawn_again(
+    comparison: Comparison, suffix: str, junk: bytes
+) -> None:
+    run(comparison)
+    before = sorted(Path(comparison.output).glob("images/*/*.json"))
+    texts = [path.read_text() for path in before]
+    victim = comparison.stem(comparison.methods[0], (0, comparison.seeds[0]))
+    victim.with_name(victim.name + suffix).write_bytes(junk)
+    assert comparison.missing(comparison.methods[0])
+    run(comparison)
+    assert not comparison.missing(comparison.methods[0])
+    tokens = [json.loads(text)["tokens"] for text in texts]
+    assert [json.loads(path.read_text())["tokens"] for path in before] == tokens
+
+
+@pytest.mark.parametrize("text", ["{oops", "[]", "{}"])
+def test_a_damaged_manifest_is_named(comparison: Comparison, text: str) -> None:
+    run(comparison)
+    (Path(comparison.output) / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest.json is not the manifest"):
+        run(comparison)
+    (Path(comparison.output) / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"holds images but no manifest.json"):
+        run(comparison)
+
+
+def test_an_output_that_is_a_file_is_named(comparison: Comparison) -> None:
+    Path(comparison.output).write_text("")
+    with pytest.raises(ValueError, match="expected a folder that can be written"):
+        run(comparison)

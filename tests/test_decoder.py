@@ -320,6 +320,35 @@ def test_wrong_settings_are_refused(name: str, value: float) -> None:
         DecodeConfig(**{name: value})
 
 
+class NotStored(Exact):
+    """Forgets its argument."""
+
+    def __init__(self, lam: float = 0.3) -> None:
+        self.weight = lam
+
+
+class Flat(AcceptancePolicy):
+    """Answers with one number per image."""
+
+    def accept_prob(self, c: Candidates) -> Tensor:
+        return c.ratio[:, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: JacobiDecoder(wide_table(), NotStored()), "does not store its argument 'lam'"),
+        (lambda: JacobiDecoder(wide_table(), CSD), "is no AcceptancePolicy"),
+        (lambda: JacobiDecoder(wide_table(), draft=CSD()), "is no DraftStrategy"),
+        (lambda: run(wide_table(), [0], Flat(), Gumbel()), r"Flat\(\) gives .*\[1\], expected"),
+        (lambda: run(wide_table(), [0], CSD(), Gumbel(), window=257), "window is 257.* most 256"),
+    ],
+)
+def test_wrong_objects_are_refused_before_decoding(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 @pytest.mark.parametrize(
     ("logits", "uncond", "grid"),
     [((3, 4, 4), None, None), ((3, 5, 4), (2, 5, 4), None), ((3, 5, 4), None, (2, 2))],

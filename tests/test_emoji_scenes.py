@@ -191,3 +191,9 @@ def test_unknown_models_are_refused(folder: Path) -> None:
     (folder / "image_model.json").write_text(json.dumps(layout | {"adapter": path}))
     with pytest.raises(ValueError, match="expected a subclass of ImageTokenModel"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device is '{device}', expected one of cpu"):
+        load_model("emoji-scenes", device=device)

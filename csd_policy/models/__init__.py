@@ -43,9 +43,18 @@ def load_model(
             f"no model {str(name_or_folder)!r}: neither a folder with image_model.json "
             f"nor a shipped model (there are {', '.join(shipped_models())})"
         )
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model: ImageTokenModel = adapter_of(layout)(folder, torch.device(where), dtype)
+    model: ImageTokenModel = adapter_of(layout)(folder, find_device(device), dtype)
     return model
+
+
+def find_device(device: str | torch.device | None) -> torch.device:
+    """The device of that name, by default CUDA if there is one; ValueError if it is not there."""
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = ["cpu", *(["cuda"] if cards else []), *(f"cuda:{i}" for i in range(cards))]
+    name = str(device) if device is not None else ("cuda" if cards else "cpu")
+    if name not in there:
+        raise ValueError(f"device is {name!r}, expected one of {', '.join(there)}")
+    return torch.device(name)
 
 
 def adapter_of(layout: Path) -> type[Any]:

@@ -89,7 +89,7 @@ class EmojiScenes(ImageTokenModel):
                     hint = f"near words: {', '.join(near)}" if near else "no word is near"
                     raise ValueError(
                         f"prompt {prompt!r}: {self.name} does not know {word!r}; {hint} "
-                        f"(its {len(known)} words are in the model card)"
+                        f"(its {len(known)} words: docs/model.md)"
                     )
 
     def prefill(self, prompts: Sequence[str], guided: bool, window: int) -> PromptState:

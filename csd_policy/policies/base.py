@@ -51,7 +51,13 @@ class AcceptancePolicy(Parametrized, ABC):
 
     def acceptance(self, c: Candidates) -> Tensor:
         """``accept_prob`` as the loop applies it, ``[B, L, K]`` in [0, 1], and 0 where q = 0."""
-        b = self.accept_prob(c).clamp(0, 1)
+        b = self.accept_prob(c)
+        if not (isinstance(b, Tensor) and b.shape == c.q.shape and b.is_floating_point()):
+            found = f"{b.dtype} {list(b.shape)}" if isinstance(b, Tensor) else repr(b)
+            raise ValueError(
+                f"accept_prob of {self!r} gives {found}, expected {c.q.dtype} {list(c.q.shape)}"
+            )
+        b = b.clamp(0, 1)
         return torch.where(c.q > 0, b, 0.0)
 
     def spent_tv(self, c: Candidates, b: Tensor) -> Tensor:
