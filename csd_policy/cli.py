@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from csd_policy.arguments import class_names, join_repeated, make_parser, parse
+from csd_policy.provenance import package_version
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,9 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in ("-h", "--help"):
         show(overview())
+        return 0
+    if words == ["--version"]:
+        show(package_version())
         return 0
     verb, rest = words[0], words[1:]
     if not sys.stderr.isatty():  # transformers' bar for the weights

@@ -11,10 +11,10 @@ from csd_policy import report, tracking
 from csd_policy.comparison import Comparison, Job, Method
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.metrics import log_likelihood
-from csd_policy.models import load_model
+from csd_policy.models import ImageTokenModel, load_model
 from csd_policy.progress import pass_bar
 from csd_policy.provenance import check_manifest, provenance, weights_hash
-from csd_policy.results import image_row, prepare_folder, save_image, write_json
+from csd_policy.results import image_row, locked, prepare_folder, save_image, write_json
 from csd_policy.types import DecodeResult
 
 WARM_UP_PASSES = 8
@@ -32,6 +32,15 @@ def run(comparison: Comparison) -> str:
     model = load_model(c.model, c.device)
     model.check_prompts(c.prompts)
     prepare_folder(output)
+    with locked(output):
+        text = draw_and_report(c, model)
+        tracking.mirror(output, mode, c.project)
+    return text
+
+
+def draw_and_report(comparison: Comparison, model: ImageTokenModel) -> str:
+    """Draw what is missing and write the report; the table as text."""
+    c, output = comparison, Path(comparison.output)
     decoders = {m.name: JacobiDecoder(model, m.policy, m.draft, m.decode) for m in c.methods}
     facts = provenance(model)
     same = ("device_name", "dtype", "torch")  # what changes numbers or times
@@ -51,7 +60,6 @@ def run(comparison: Comparison) -> str:
     facts |= {"weights": environment["weights"], "warm_up_passes": WARM_UP_PASSES}
     text = report.write(comparison, facts)
     logger.info("The report is in %s.", output)
-    tracking.mirror(output, mode, c.project)
     return text
 
 

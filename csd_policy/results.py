@@ -1,9 +1,11 @@
 """Files of results: each one complete or absent, image by image."""
 
 import json
+import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,25 @@ def prepare_folder(folder: Path) -> None:
         ) from error
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process; ValueError if another one is writing into it."""
+    import fcntl
+
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"another process is writing into {str(folder)!r}") from error
+        yield
+
+
 def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
     """Let ``write`` fill a file that gets its name ``path`` only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     write(partial)
+    partial.chmod(0o644)  # safetensors keeps its files to their owner
     partial.replace(path)
 
 

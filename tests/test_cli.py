@@ -301,3 +301,8 @@ def test_the_shipped_model(tmp_path: Path) -> None:
     command[5] = "two flying cats"
     done = subprocess.run(command, cwd=path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "flying" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == csd_policy.__version__

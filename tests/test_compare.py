@@ -25,6 +25,7 @@ from csd_policy.drafts import Gumbel
 from csd_policy.metrics import log_likelihood
 from csd_policy.models import shipped_models
 from csd_policy.policies import CSD, Exact
+from csd_policy.results import locked
 from trainers.scenes import caption_words
 
 METHODS = [
@@ -380,3 +381,12 @@ def test_an_output_that_is_a_file_is_named(comparison: Comparison) -> None:
     Path(comparison.output).write_text("")
     with pytest.raises(ValueError, match="expected a folder that can be written"):
         run(comparison)
+
+
+def test_two_processes_do_not_share_a_folder(comparison: Comparison) -> None:
+    Path(comparison.output).mkdir(parents=True)
+    with locked(Path(comparison.output)), pytest.raises(ValueError, match="another process"):
+        run(comparison)
+    run(comparison)  # the lock went with its process
+    files = [p for p in Path(comparison.output).glob("images/*/*") if p.is_file()]
+    assert files and all(path.stat().st_mode & 0o044 for path in files)
