@@ -38,12 +38,15 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold ``folder`` for this process; ValueError if another one is writing into it."""
     import fcntl
 
-    with (folder / ".lock").open("w") as file:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise ValueError(f"another process is writing into {str(folder)!r}") from error
         yield
+    finally:
+        os.close(handle)
 
 
 def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
