@@ -162,14 +162,14 @@ def plan_text(comparison: Comparison) -> str:
     per_method = len(c.prompts) * len(c.seeds)
     rows = []
     for method in c.methods:
-        missing = c.missing(method)
-        there = sum(load_row(c.stem(method, job)) is not None for b in c.batches() for job in b)
+        found = [[load_row(c.stem(method, job)) is not None for job in b] for b in c.batches()]
+        there, to_draw = sum(map(sum, found)), sum(len(batch) for batch in found if not all(batch))
         unset = asdict(DecodeConfig(window=method.window))
         changed = {k: v for k, v in asdict(method.decode).items() if v != unset[k]}
         settings = ", ".join(f"{k} {v}" for k, v in changed.items()) or "the model's own"
         rows.append(
             (method.name, repr(method.policy), repr(method.draft), str(method.window), settings,
-             str(there), str(sum(len(batch) for batch in missing)))
+             str(there), str(to_draw))
         )  # fmt: skip
     head = ("method", "policy", "draft", "window", "sampling", "images there", "to draw")
     facts = [
