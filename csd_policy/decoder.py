@@ -20,14 +20,15 @@ from torch import Tensor
 from csd_policy.drafts import DraftStrategy, Independent, Tail
 from csd_policy.models.base import ImageTokenModel
 from csd_policy.policies import AcceptancePolicy, Exact
-from csd_policy.rows import Rows, take
-from csd_policy.sampling import Noise, guide, law
+from csd_policy.rows import Rows
+from csd_policy.sampling import Noise, guide, law, take
+from csd_policy.starts import Known, first_drafts
 from csd_policy.timing import PhaseTimer
 from csd_policy.types import DecodeConfig, DecodeResult, Stats
 from csd_policy.verify import Verifier
 
 MOST_WINDOW = 256  # of images with fewer slots than this
-PROVIDED = frozenset({"hidden", "noise"})  # what the loop can offer to a policy's ``needs``
+PROVIDED = frozenset({"hidden", "noise"})  # what the loop offers to a policy without a risk map
 
 
 class JacobiDecoder:
@@ -61,8 +62,15 @@ class JacobiDecoder:
         self._record = {"policy": repr(policy), "draft": repr(draft)}
         self.model, self.policy, self.draft = model, policy.bind(model), draft
         self.config = (config or DecodeConfig()).resolved(model.defaults)
-        if missing := self.policy.needs - PROVIDED:
+        provided = PROVIDED if self.policy.risk is None else PROVIDED | {"risk"}
+        if missing := self.policy.needs - provided:
             raise ValueError(f"{self.policy!r} needs {sorted(missing)}, which nothing provides")
+        estimated = self.config.spent_tv == "estimate" and not self.policy.exact
+        if estimated and (self.policy.may_veto or not self.policy.best_residual):
+            raise ValueError(
+                f"spent_tv is 'estimate', which does not hold for {self.policy!r}, expected 'exact'"
+                ": the policy can be stricter than the exact rule, or has a residual of its own"
+            )
         self._slots = len(model.code_of_slot)
         if self.config.window > max(MOST_WINDOW, self._slots):
             raise ValueError(
@@ -73,6 +81,7 @@ class JacobiDecoder:
         # windows reach over the last slot; the places there hold no code
         overhang = torch.full((2 * self.config.window,), -1, device=model.device)
         self._code_of_slot = torch.cat([model.code_of_slot, overhang])
+        self._codes_before = torch.nn.functional.pad((self._code_of_slot >= 0).cumsum(0), (1, 0))
 
     @torch.inference_mode()
     def generate(
@@ -114,10 +123,13 @@ class JacobiDecoder:
     def _start(self, noise: Noise) -> Rows:
         grid, drafts = self.model.grid, self.config.window - 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype)
+        sampled = self.draft.start.startswith("sample")
+        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep_laws=sampled)
         position = self._code_of_slot[:drafts].expand_as(rows.drafts)
-        rows.drafts.copy_(self.draft.fresh(position, noise))
-        rows.p.scatter_(-1, rows.drafts[..., None], 1.0)
+        nothing = torch.zeros_like(rows.fresh)
+        tokens, p = self._first_drafts(rows, rows.drafts, nothing, position, noise)
+        rows.drafts.copy_(tokens)
+        rows.p.copy_(p)
         return rows
 
     def _step(self, state: Any, rows: Rows, noise: Noise, timer: PhaseTimer) -> None:
@@ -135,9 +147,11 @@ class JacobiDecoder:
             # 3. verify: the laws behind the window are those of slots done to done+L
             position = self._code_of_slot[slots + 1]
             q = self._law(logits)
-            verdict = self._verify(rows, q, hidden[: len(q)], position, noise)
+            verdict = self._verify(
+                rows, q, hidden[: len(q)], position, noise, self._risk(rows)
+            )
             # 4. commit, and redraw the rest of the window
-            committed = rows.commit(verdict, position, self._slots)
+            committed = rows.commit(verdict, position, self._slots, q)
             self._redraft(rows, q, committed, noise)
 
     def _law(self, logits: Tensor) -> Tensor:
@@ -146,19 +160,45 @@ class JacobiDecoder:
         assert c.top_k is not None and c.top_p is not None
         return law(guide(logits, c.guidance_scale), c.temperature, c.top_k, c.top_p)
 
+    def _risk(self, rows: Rows) -> Tensor | None:
+        """Risk of each code, ``[B, N]``, if the policy has a map."""
+        if self.policy.risk is None:
+            return None
+        known = self._codes_before[rows.done]
+        risk = self.policy.risk.compute(rows.tokens[:, :-1], known, self.model.grid)
+        return risk.flatten(1).to(rows.p.dtype)
+
     def _redraft(self, rows: Rows, q: Tensor, committed: Tensor, noise: Noise) -> None:
         """Fill the drafts of the next window, ``committed`` int64 ``[B]`` slots further on."""
-        window = torch.arange(self.config.window - 1, device=q.device)
+        drafts = self.config.window - 1
+        window = torch.arange(drafts, device=q.device)
         source = committed[:, None] + window  # place in the old window that the law comes from
-        seen = source <= len(window)
+        seen = source <= drafts
+        source = source.clamp(max=drafts)
         position = self._code_of_slot[rows.done[:, None] + window]
-        tail = Tail(take(q, source.clamp(max=len(window))), position, rows.passes[:, None], noise)
+        laws, passes = take(q, source), rows.passes[:, None]
+        tail = Tail(laws, position, passes, noise, rows.drafts, rows.p, source)
         tokens, p = self.draft.redraw(tail)
-        fresh = self.draft.fresh(position, noise)
-        one_hot = torch.zeros_like(p).scatter_(-1, fresh[..., None], 1.0)
+        fresh, fresh_p = self._first_drafts(rows, tokens, seen, position, noise)
         torch.where(seen, tokens, fresh, out=rows.drafts)
-        torch.where(seen[..., None], p, one_hot, out=rows.p)
+        torch.where(seen[..., None], p, fresh_p, out=rows.p)
         torch.logical_not(seen, out=rows.fresh)
+
+    def _first_drafts(
+        self, rows: Rows, drafts: Tensor, seen: Tensor, position: Tensor, noise: Noise
+    ) -> tuple[Tensor, Tensor]:
+        """Drafts and their law where no pass has been: ``[B, L]`` and ``[B, L, V]``."""
+
+        def known() -> Known:
+            column = torch.where(seen & (position >= 0), position, rows.tokens.shape[1] - 1)
+            tokens = rows.tokens.scatter(1, column, drafts)
+            count = self._codes_before[rows.done + seen.sum(1)]
+            return Known(tokens, rows.laws, count, self.model.grid[1])
+
+        tokens = first_drafts(self.draft.start, position, noise, known)
+        if self.draft.start == "uniform":
+            return tokens, torch.full_like(rows.p, 1 / rows.p.shape[-1])
+        return tokens, torch.zeros_like(rows.p).scatter_(-1, tokens[..., None], 1.0)
 
     def _check_faults(self, number: int, prompts: Sequence[str], faults: list[int]) -> None:
         codes = self.model.grid[0] * self.model.grid[1]

@@ -5,19 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from csd_policy.sampling import Noise
+from csd_policy.sampling import Noise, take
 from csd_policy.trace import ACCEPTED, BONUS, RESAMPLED, TRACE_FIELDS, Trace
-
-
-def take(x: Tensor, index: Tensor, dim: int = 1) -> Tensor:
-    """``x`` at ``index`` along ``dim``; ``index`` has the axes of ``x`` up to or before ``dim``.
-
-    ``[B, W, V]`` at int64 ``[B]`` gives ``[B, V]``, at ``[B, L]`` gives ``[B, L, V]``.
-    """
-    whole = index if index.ndim > dim else index.unsqueeze(-1)
-    where = whole.view(*whole.shape, *(1,) * (x.ndim - whole.ndim))
-    picked = x.gather(dim, where.expand(*whole.shape, *x.shape[whole.ndim :]))
-    return picked if index.ndim > dim else picked.squeeze(dim)
 
 
 @dataclass(frozen=True)
@@ -46,6 +35,7 @@ class Rows:
             follow ``[B, L, V]``, and whether no pass has seen them, bool ``[B, L]``.
         spent: summed spent TV, ``[B]``.
         tokens, trace: ``[B, N + 1]``; what belongs nowhere is written to column N.
+        laws: the target's law at each code, ``[B, N + 1, V]``, or None if nothing asks for it.
         fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if
             none.
     """
@@ -60,9 +50,12 @@ class Rows:
     tokens: Tensor
     trace: dict[str, Tensor]
     fault: Tensor
+    laws: Tensor | None
 
     @classmethod
-    def empty(cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype) -> "Rows":
+    def empty(
+        cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype, keep_laws: bool
+    ) -> "Rows":
         """Rows before the first pass; ``p`` is still zero."""
         batch, device = len(noise.seeds), noise.seeds.device
 
@@ -89,14 +82,18 @@ class Rows:
             tokens=integers(codes + 1),
             trace=trace,
             fault=torch.full((batch,), codes, dtype=torch.int64, device=device),
+            laws=torch.zeros(batch, codes + 1, noise.size, dtype=dtype, device=device)
+            if keep_laws
+            else None,
         )
 
-    def commit(self, verdict: Verdict, position: Tensor, slots: int) -> Tensor:
+    def commit(self, verdict: Verdict, position: Tensor, slots: int, q: Tensor) -> Tensor:
         """Append accepted drafts and the extra token; slots that each row gained, int64 ``[B]``.
 
         Args:
             position: code number behind each window slot, int64 ``[B, W]``, -1 if it holds none.
             slots: S, where a row is finished.
+            q: the target's law behind each window slot, ``[B, W, V]``.
         """
         width, nowhere = position.shape[1], self.tokens.shape[1] - 1
         window = torch.arange(width, device=position.device)
@@ -110,6 +107,9 @@ class Rows:
         column = torch.where(kept, position, nowhere)
         self.tokens.scatter_(1, column, tokens)
         self._record(verdict, how, column)
+        if self.laws is not None:
+            inside = torch.where(position >= 0, position, nowhere)
+            self.laws.scatter_(1, inside[..., None].expand_as(q), q)
         broken = torch.where(kept & ~verdict.finite, position, nowhere).amin(1)
         torch.minimum(self.fault, broken, out=self.fault)
         self.spent += (verdict.fields["spent_tv"] * kept[:, :-1]).sum(1)

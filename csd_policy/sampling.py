@@ -23,6 +23,8 @@ class Purpose(IntEnum):
     TARGET = 2  # draw from a position's own law: bonus, W=1, Gumbel redraw, exact match
     FRESH = 3  # first draft of a position that no pass has seen
     REDRAW = 4  # independent redraw of an unverified position (counter: the row's pass)
+    COUPLE_ACCEPT = 5  # whether tail coupling keeps a draft (counter: the row's pass)
+    COUPLE_REDRAW = 6  # the redraw where it does not (counter: the row's pass)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -85,6 +87,17 @@ class Noise:
         """A uniform token in [0, V) per position, int64, shape of ``position``."""
         high = _shift_right(self._key(purpose, position, 0), 33)
         return (high * self.size) >> 31
+
+
+def take(x: Tensor, index: Tensor, dim: int = 1) -> Tensor:
+    """``x`` at ``index`` along ``dim``; ``index`` has the axes of ``x`` up to or before ``dim``.
+
+    ``[B, W, V]`` at int64 ``[B]`` gives ``[B, V]``, at ``[B, L]`` gives ``[B, L, V]``.
+    """
+    whole = index if index.ndim > dim else index.unsqueeze(-1)
+    where = whole.view(*whole.shape, *(1,) * (x.ndim - whole.ndim))
+    picked = x.gather(dim, where.expand(*whole.shape, *x.shape[whole.ndim :]))
+    return picked if index.ndim > dim else picked.squeeze(dim)
 
 
 def draw(weights: Tensor, exponential: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ of an image, K candidate tokens (1 or V), D hidden size. Symbols: ``p`` draft la
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from csd_policy.models.base import ImageTokenModel
+
+
+SpentTV = Literal["exact", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class DecodeConfig:
         top_p: in (0, 1]; 1 keeps every token.
         tv_budget: most spent TV per image, 0 or more; None is no bound.
         relax_fresh: let a relaxed policy judge drafts that no pass has seen (for studies).
+        spent_tv: ``exact`` sums over all V tokens; ``estimate`` takes b - min(1, q/p) at the
+            drafted token, whose mean is the same and which costs nothing, for large codebooks. Not
+            for policies that can be stricter than the exact rule or have a residual of their own,
+            and not with a budget.
     """
 
     window: int = 16
@@ -42,6 +49,7 @@ class DecodeConfig:
     top_p: float | None = None
     tv_budget: float | None = None
     relax_fresh: bool = False
+    spent_tv: SpentTV = "exact"
 
     def __post_init__(self) -> None:
         checks = {
@@ -51,10 +59,16 @@ class DecodeConfig:
             "top_k": (self.top_k is None or self.top_k >= 0, "0 (no filter) or more"),
             "top_p": (_within(self.top_p, 0, 1) and self.top_p != 0, "in (0, 1]"),
             "tv_budget": (_within(self.tv_budget, 0), "0 or more, and finite"),
+            "spent_tv": (self.spent_tv in get_args(SpentTV), "exact or estimate"),
         }
         for name, (valid, expected) in checks.items():
             if not valid:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected {expected}")
+        if self.spent_tv == "estimate" and self.tv_budget is not None:
+            raise ValueError(
+                f"tv_budget is {self.tv_budget} with an estimate of spent TV, expected spent_tv "
+                "exact: an estimate looks at the drafted token, and cannot bound anything"
+            )
 
     def resolved(self, defaults: "SamplingDefaults") -> "DecodeConfig":
         """This configuration with the model's defaults where nothing was set."""

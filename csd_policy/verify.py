@@ -7,8 +7,8 @@ from torch import Tensor
 
 from csd_policy.candidates import Candidates
 from csd_policy.policies import AcceptancePolicy
-from csd_policy.rows import Rows, Verdict, take
-from csd_policy.sampling import Noise, Purpose, draw
+from csd_policy.rows import Rows, Verdict
+from csd_policy.sampling import Noise, Purpose, draw, take
 from csd_policy.types import DecodeConfig
 
 
@@ -25,16 +25,18 @@ class Verifier:
     slots: int
 
     def __call__(
-        self, rows: Rows, q: Tensor, hidden: Tensor, position: Tensor, noise: Noise
-    ) -> Verdict:
+        self, rows: Rows, q: Tensor, hidden: Tensor, position: Tensor, noise: Noise,
+        risk: Tensor | None = None,
+    ) -> Verdict:  # fmt: skip
         """Accept drafts up to the first rejection and draw the token behind them.
 
         ``q`` ``[B, W, V]``, ``hidden`` ``[B, W, D]``; ``position`` int64 ``[B, W]`` is the code
-        number that ``q`` is the law of, -1 for a forced slot and for places beyond the end.
+        number that ``q`` is the law of, -1 for a forced slot and for places beyond the end;
+        ``risk`` of each code, ``[B, N]``, if the policy needs it.
         """
         drafts = self.config.window - 1
         entropy = torch.special.entr(q).sum(-1, keepdim=True)
-        c = self._candidates(rows, q, hidden, entropy, position, noise)
+        c = self._candidates(rows, q, hidden, entropy, position, noise, risk)
         free = position[:, :drafts] >= 0
         b, spent, exactly = self._acceptance(rows, c, free)
         uniform = noise.uniform(Purpose.ACCEPT, position[:, :drafts])
@@ -52,11 +54,14 @@ class Verifier:
             "tv": c.tv[..., 0],
             "spent_tv": torch.where(free, spent, 0.0),
         }
+        if c.risk is not None:
+            fields["risk"] = c.risk[..., 0]
         return Verdict(accepted, extra, finite, fields)
 
     def _candidates(
-        self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor, noise: Noise
-    ) -> Candidates:
+        self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor,
+        noise: Noise, risk: Tensor | None,
+    ) -> Candidates:  # fmt: skip
         """The drafts of the window as a policy sees them; the arguments have W places."""
         q, hidden, entropy, position = (x[:, :-1] for x in (q, hidden, entropy, position))
         columns = self.columns
@@ -74,6 +79,7 @@ class Verifier:
             index=index[..., None],
             hidden=hidden,
             noise=noise.exponential(Purpose.TARGET, position) if asked else None,
+            risk=None if risk is None else risk.gather(1, position.clamp(min=0))[..., None],
         )
 
     def _acceptance(self, rows: Rows, c: Candidates, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,14 +91,18 @@ class Verifier:
         if self.policy.exact:
             b = self.policy.acceptance(c)[..., 0]
             return b, torch.zeros_like(b), torch.zeros_like(free)
+        exactly = rows.fresh & (not self.config.relax_fresh)
+        plain = c.ratio[..., 0].clamp(max=1)
+        if self.config.spent_tv == "estimate":
+            b = torch.where(exactly, plain, self.policy.acceptance(c)[..., 0])
+            return b, b - plain, exactly
         whole = c.whole()
         b = self.policy.acceptance(whole)
         spent = self.policy.spent_tv(whole, b)
-        exactly = rows.fresh & (not self.config.relax_fresh)
         if self.config.tv_budget is not None:
             charged = torch.where(free & ~exactly, spent, 0.0)
             exactly = exactly | (rows.spent[:, None] + charged.cumsum(1) > self.config.tv_budget)
-        b = torch.where(exactly, c.ratio[..., 0].clamp(max=1), take(b, c.drafted, dim=2))
+        b = torch.where(exactly, plain, take(b, c.drafted, dim=2))
         return b, torch.where(exactly, 0.0, spent), exactly
 
     def _extra(

@@ -1,7 +1,28 @@
 """Acceptance policies, one family a file."""
 
 from csd_policy.policies.base import AcceptancePolicy
-from csd_policy.policies.csd import CSD, EntropyOnly, TVGate
-from csd_policy.policies.exact import Exact
+from csd_policy.policies.codebook import GSD, LANTERN
+from csd_policy.policies.csd import CSD, EntropyOnly, KLGate, TVGate
+from csd_policy.policies.exact import Exact, ExactMatch, JacobiMatch
+from csd_policy.policies.lenience import Addition, Amplify, CoolSD, EntropyAware
+from csd_policy.policies.wrappers import Blend, RiskGated, Veto
 
-__all__ = ["CSD", "AcceptancePolicy", "EntropyOnly", "Exact", "TVGate"]
+__all__ = [
+    "CSD",
+    "GSD",
+    "LANTERN",
+    "AcceptancePolicy",
+    "Addition",
+    "Amplify",
+    "Blend",
+    "CoolSD",
+    "EntropyAware",
+    "EntropyOnly",
+    "Exact",
+    "ExactMatch",
+    "JacobiMatch",
+    "KLGate",
+    "RiskGated",
+    "TVGate",
+    "Veto",
+]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from csd_policy.candidates import Candidates
 from csd_policy.parameters import Parametrized
+from csd_policy.risk import RiskMap
 
 if TYPE_CHECKING:
     from csd_policy.models.base import ImageTokenModel
@@ -22,19 +23,21 @@ class AcceptancePolicy(Parametrized, ABC):
     under the same name, and write ``accept_prob``. A policy is arithmetic: no randomness, no state
     between calls, no host synchronisation. ``csd_policy.testing.check_policy`` checks the contract.
 
-    Class attributes:
+    Class attributes, which a wrapper sets for itself from those of the policy inside:
         exact: claims that the committed tokens follow the target's law.
         may_veto: its acceptance can fall below the exact rule's.
         needs: what it reads beyond the two laws, a subset of {"risk", "hidden", "noise"}.
         exact_at: settings at which it must equal ``Exact`` decision by decision.
         strength: the name of its tunable, None if it has none.
+        risk: the risk map that the loop computes for it, if it needs one.
     """
 
-    exact: ClassVar[bool] = False
-    may_veto: ClassVar[bool] = False
-    needs: ClassVar[frozenset[str]] = frozenset()
+    exact: bool = False
+    may_veto: bool = False
+    needs: frozenset[str] = frozenset()
     exact_at: ClassVar[Mapping[str, Any] | None] = None
     strength: ClassVar[str | None] = None
+    risk: RiskMap | None = None
 
     @abstractmethod
     def accept_prob(self, c: Candidates) -> Tensor:
@@ -67,13 +70,21 @@ class AcceptancePolicy(Parametrized, ABC):
             c: with every token as a candidate.
             b: ``acceptance(c)``, ``[B, L, V]``.
         """
-        if type(self).residual is AcceptancePolicy.residual:
+        if self.best_residual:
             return (c.p * b - c.q).clamp(min=0).sum(-1)
+        return (c.p * b + self.redrawn(c, b) - c.q).abs().sum(-1) / 2
+
+    @property
+    def best_residual(self) -> bool:
+        """Whether the residual is the default one, the TV-optimal."""
+        return type(self).residual is AcceptancePolicy.residual
+
+    def redrawn(self, c: Candidates, b: Tensor) -> Tensor:
+        """Mass that each token receives from redraws, ``P_rej * res``, ``[B, L, V]``; K = V."""
         residual = self.residual(c)
         mass = residual.sum(-1, keepdim=True)
-        redrawn = torch.where(mass > 0, residual / mass, c.q)
-        rejected = 1 - (c.p * b).sum(-1, keepdim=True)
-        return (c.p * b + rejected * redrawn - c.q).abs().sum(-1) / 2
+        law = torch.where(mass > 0, residual / mass, c.q)
+        return (1 - (c.p * b).sum(-1, keepdim=True)).clamp(min=0) * law
 
     def bind(self, model: "ImageTokenModel") -> Self:
         """A copy that holds what the policy needs of ``model``, on its device."""

@@ -1,5 +1,6 @@
-"""The exact rule of speculative sampling."""
+"""Rules that keep the target's law, whatever the draft was."""
 
+import torch
 from torch import Tensor
 
 from csd_policy.candidates import Candidates
@@ -23,3 +24,47 @@ class Exact(AcceptancePolicy):
 
     def accept_prob(self, c: Candidates) -> Tensor:
         return c.ratio
+
+
+class JacobiMatch(AcceptancePolicy):
+    """Accept as often as a fresh draw from the target would repeat the draft: Jacobi decoding.
+
+    b(x) = q(x), residual norm(q (1 - p)): the law of plain Jacobi decoding under sampling, which
+    keeps a draft if the target, sampled anew, gives the same token (JD in CSD, arXiv 2606.27829,
+    Table 1). Lossless, and below the exact rule everywhere.
+
+    Example:
+        >>> JacobiMatch()
+        JacobiMatch()
+    """
+
+    exact, may_veto = True, True
+
+    def accept_prob(self, c: Candidates) -> Tensor:
+        return c.q
+
+
+class ExactMatch(AcceptancePolicy):
+    """Accept a draft if it is the token that the target itself draws: the AR picture, in less time.
+
+    b(x) = 1 if x = argmax(log q + G), else 0; after a rejection that argmax is committed. Each
+    committed token is then the draw that window 1 makes with the same noise, so that the picture is
+    that of AR with the same seed at any window and with any draft strategy. The law is the
+    target's over the noise; for given noise it is one token, and spent TV is 0 by declaration.
+
+    Example:
+        >>> ExactMatch()
+        ExactMatch()
+    """
+
+    exact, may_veto = True, True
+    needs = frozenset({"noise"})
+
+    def accept_prob(self, c: Candidates) -> Tensor:
+        return (c.tokens == c.target_draw).to(c.q.dtype)
+
+    def residual(self, c: Candidates) -> Tensor:
+        return torch.zeros_like(c.q_all).scatter(-1, c.target_draw, 1.0)
+
+    def spent_tv(self, c: Candidates, b: Tensor) -> Tensor:
+        return torch.zeros_like(b[..., 0])

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from csd_policy.candidates import Candidates
 from csd_policy.decoder import JacobiDecoder
-from csd_policy.drafts import DraftStrategy
+from csd_policy.drafts import DraftStrategy, Gumbel, Independent, MaximalCoupling
+from csd_policy.parameters import Parametrized
 from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.risk import FixedRisk
 from csd_policy.sampling import law
 from csd_policy.testing.tables import TableModel, law_error, random_table
 from csd_policy.types import DecodeConfig
@@ -52,11 +54,17 @@ def check_policy(policy: AcceptancePolicy, runs: int = 50_000) -> None:
         >>> from csd_policy.policies import CSD
         >>> check_policy(CSD(delta=0.5))
     """
+    bound = policy.bind(TableModel(random_table(0, size=8), codebook=_codes(8)))
     for seed in range(4):
         p, q = _random_laws(seed)
-        _check_arithmetic(policy, p, q, seed)
+        _check_arithmetic(bound, p, q, seed)
     _check_copies(policy)
     _check_decoding(policy, runs)
+
+
+def _codes(size: int) -> Tensor:
+    """Code vectors ``[size, 2]``, some near each other."""
+    return torch.randn(size, 2, generator=torch.Generator().manual_seed(0)) / 2
 
 
 def _random_laws(seed: int) -> tuple[Tensor, Tensor]:
@@ -87,16 +95,14 @@ def _candidates_for(policy: AcceptancePolicy, p: Tensor, q: Tensor, seed: int) -
 def _check_arithmetic(policy: AcceptancePolicy, p: Tensor, q: Tensor, seed: int) -> None:
     name = repr(policy)
     c = _candidates_for(policy, p, q, seed)
-    before, state = copy.deepcopy(vars(c)), copy.deepcopy(vars(policy))
+    before, state = copy.deepcopy(vars(c)), copy.deepcopy(policy)
     one, every = policy.accept_prob(c), policy.accept_prob(c.whole())
     assert one.shape == (*p.shape[:2], 1), f"{name}: K = 1 gives shape {tuple(one.shape)}"
     assert every.shape == p.shape, f"{name}: K = V gives shape {tuple(every.shape)}"
     assert not one.isnan().any() and not every.isnan().any(), f"{name}: b is NaN"
-    assert vars(policy) == state, f"{name}: the call changed the policy"
-    for field, value in before.items():
-        now = getattr(c, field)
-        same = now.equal(value) if isinstance(value, Tensor) else now == value
-        assert same, f"{name}: the call changed {field}"
+    assert not _changed(vars(state), policy), f"{name}: the call changed the policy"
+    changed = _changed(before, c)
+    assert not changed, f"{name}: the call changed {changed[0]}"
     assert policy.accept_prob(c).equal(one), f"{name}: two equal calls differ"
     b, whole = policy.acceptance(c), c.whole()
     law_b = policy.acceptance(whole)
@@ -114,6 +120,8 @@ def _check_arithmetic(policy: AcceptancePolicy, p: Tensor, q: Tensor, seed: int)
     residual = policy.residual(whole)
     assert residual.shape == p.shape and (residual >= 0).all(), f"{name}: residual out of range"
     assert (residual[q == 0] == 0).all(), f"{name}: residual outside the target's support"
+    if "noise" in policy.needs:  # the law is one over the noise, which decoding checks
+        return
     out = _committed_law(p, q, law_b, residual)
     spent = (out - q).abs().sum(-1) / 2
     assert torch.allclose(policy.spent_tv(whole, law_b), spent, atol=1e-5), f"{name}: spent TV"
@@ -121,6 +129,19 @@ def _check_arithmetic(policy: AcceptancePolicy, p: Tensor, q: Tensor, seed: int)
         assert spent.max() < 1e-5, (
             f"{name}: declared exact, but its law is off by {spent.max():.2g}"
         )
+
+
+def _changed(before: dict[str, Any], thing: object) -> list[str]:
+    """Names of the attributes of ``thing`` that are not what they were."""
+
+    def same(a: object, b: object) -> bool:
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return a.equal(b)
+        if isinstance(a, Parametrized):
+            return repr(a) == repr(b)
+        return a == b
+
+    return [name for name, value in before.items() if not same(value, getattr(thing, name))]
 
 
 def _committed_law(p: Tensor, q: Tensor, b: Tensor, residual: Tensor) -> Tensor:
@@ -144,28 +165,27 @@ def _check_copies(policy: AcceptancePolicy) -> None:
     dumped = parser.dump(parser.parse_object({"policy": config}))
     again = parser.instantiate(parser.parse_string(dumped)).policy
     assert again.to_config() == config, f"{policy!r}: YAML makes {again!r}"
-    if policy.strength is not None:
-        assert policy.strength in config["init_args"], f"{policy!r}: no {policy.strength}"
+    if cls.strength is not None:
+        assert cls.strength in config["init_args"], f"{policy!r}: no {cls.strength}"
 
 
 def _check_decoding(policy: AcceptancePolicy, runs: int) -> None:
-    from csd_policy.drafts import Gumbel, Independent
-
+    if "risk" in policy.needs and policy.risk is None:
+        if "risk" not in policy.parameter_names():
+            return
+        policy = type(policy)(**(policy.parameters() | {"risk": FixedRisk()}))
     name, config = repr(policy), DecodeConfig(window=3, top_k=3)
-    model = TableModel(random_table(0), random_table(1))
-    provided = policy.needs <= {"hidden", "noise"}
-    if not provided:
-        return
+    model = TableModel(random_table(0), random_table(1), codebook=_codes(4))
 
     def decode(rule: AcceptancePolicy, draft: DraftStrategy, table: TableModel = model) -> Tensor:
         decoder = JacobiDecoder(table, rule, draft, config)
         return decoder.generate([""] * 64, list(range(64))).tokens
 
-    for draft in (Independent(), Gumbel()):
+    for draft in (Independent(), Gumbel(), MaximalCoupling()):
         tokens = decode(policy, draft)
         assert tokens.equal(decode(policy, draft)), f"{name}: two equal runs differ"
         if policy.exact_at is not None:
-            args = policy.to_config()["init_args"] | dict(policy.exact_at)
+            args = policy.parameters() | dict(policy.exact_at)
             same = decode(type(policy)(**args), draft).equal(decode(Exact(), draft))
             assert same, f"{name}: at {dict(policy.exact_at)} it does not decide as Exact does"
         if policy.exact:
@@ -173,7 +193,8 @@ def _check_decoding(policy: AcceptancePolicy, runs: int) -> None:
             assert error < 0.02, f"{name} with {draft!r}: law off by {error:.3f}"
     broken = random_table(0)
     broken[1] = torch.nan
-    assert _raises(lambda: decode(policy, Independent(), TableModel(broken))), f"{name}: NaN passes"
+    table = TableModel(broken, codebook=_codes(4))
+    assert _raises(lambda: decode(policy, Independent(), table)), f"{name}: NaN passes"
 
 
 def _raises(action: Callable[[], Any]) -> bool:

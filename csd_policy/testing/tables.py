@@ -22,6 +22,7 @@ class TableModel(ImageTokenModel):
         uncond_logits: the same for the unconditional branch; None is ``logits``.
         grid: (rows, columns) with rows * columns = N; None is (1, N).
         row_ends: put a forced token behind each row; the code after it sees no previous code.
+        codebook: code vectors ``[V, C]`` for policies that look at them.
 
     Prompts are ignored, and there are no pictures.
     """
@@ -32,6 +33,7 @@ class TableModel(ImageTokenModel):
         uncond_logits: Tensor | None = None,
         grid: tuple[int, int] | None = None,
         row_ends: bool = False,
+        codebook: Tensor | None = None,
     ) -> None:
         codes, previous, size = logits.shape
         rows, columns = grid or (1, codes)
@@ -46,7 +48,7 @@ class TableModel(ImageTokenModel):
                 f"uncond_logits are {tuple(uncond.shape)}, logits {tuple(logits.shape)}"
             )
         self.name, self.grid, self.num_codes = "table", (rows, columns), size
-        self.codebook, self.dtype = None, logits.dtype
+        self.codebook, self.dtype = codebook, logits.dtype
         self.table = torch.stack([logits, uncond])  # [2, N, V + 1, V]
         number = torch.arange(codes, device=logits.device).view(rows, columns)
         if row_ends:
