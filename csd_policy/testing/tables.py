@@ -85,14 +85,19 @@ def random_table(seed: int, codes: int = 3, size: int = 4, scale: float = 2.0) -
     return scale * torch.randn(codes, size + 1, size, generator=generator)
 
 
-def joint_law(model: TableModel, config: DecodeConfig) -> Tensor:
-    """The law of whole images under AR sampling, fp64 ``[V^N]``, first code most significant."""
+def table_laws(model: TableModel, config: DecodeConfig) -> Tensor:
+    """The target's law by position and previous code + 1, fp64 ``[N, V + 1, V]``."""
     c = config.resolved(model.defaults)
     assert c.guidance_scale is not None and c.temperature is not None
     assert c.top_k is not None and c.top_p is not None
     both = model.table.double()
     logits = guide(both.flatten(0, 1), c.guidance_scale) if c.guidance_scale != 1 else both[0]
-    q = law(logits.view(both.shape[1:]), c.temperature, c.top_k, c.top_p)
+    return law(logits.view(both.shape[1:]), c.temperature, c.top_k, c.top_p)
+
+
+def joint_law(model: TableModel, config: DecodeConfig) -> Tensor:
+    """The law of whole images under AR sampling, fp64 ``[V^N]``, first code most significant."""
+    q = table_laws(model, config)
     codes = model.code_of_slot
     starts = codes[(codes >= 0) & (torch.nn.functional.pad(codes, (1, 0), value=-1)[:-1] < 0)]
     joint = torch.ones(1, dtype=torch.float64)
@@ -100,6 +105,23 @@ def joint_law(model: TableModel, config: DecodeConfig) -> Tensor:
         step = q[number, :1] if number in starts else q[number, 1:]
         joint = (joint.view(-1, len(step), 1) * step).flatten()
     return joint
+
+
+def image_counts(
+    model: TableModel,
+    policy: AcceptancePolicy,
+    draft: DraftStrategy,
+    config: DecodeConfig,
+    runs: int = 200_000,
+    first_seed: int = 0,
+) -> tuple[Tensor, float]:
+    """How often each image was decoded in ``runs``, int64 ``[V^N]``, and the mean spent TV."""
+    decoder = JacobiDecoder(model, policy, draft, config)
+    result = decoder.generate([""] * runs, list(range(first_seed, first_seed + runs)))
+    codes = result.tokens.shape[1]
+    place = model.num_codes ** torch.arange(codes - 1, -1, -1)
+    counts = torch.bincount(result.tokens @ place, minlength=model.num_codes**codes)
+    return counts, sum(result.stats.spent_tv) / runs
 
 
 def law_error(
@@ -114,9 +136,5 @@ def law_error(
 
     Sampling alone gives about sqrt(V^N / (2 pi runs)).
     """
-    decoder = JacobiDecoder(model, policy, draft, config)
-    result = decoder.generate([""] * runs, list(range(first_seed, first_seed + runs)))
-    expected = joint_law(model, config)
-    place = model.num_codes ** torch.arange(result.tokens.shape[1] - 1, -1, -1)
-    counts = torch.bincount(result.tokens @ place, minlength=len(expected))
-    return float((counts / runs - expected).abs().sum() / 2)
+    counts, _ = image_counts(model, policy, draft, config, runs, first_seed)
+    return float((counts / runs - joint_law(model, config)).abs().sum() / 2)
