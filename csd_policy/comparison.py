@@ -16,7 +16,7 @@ from csd_policy.policies import AcceptancePolicy, Exact
 from csd_policy.provenance import check_manifest, package_version
 from csd_policy.results import load_row
 from csd_policy.tables import text_table
-from csd_policy.types import DecodeConfig
+from csd_policy.types import DecodeConfig, SpentTV
 
 Job = tuple[int, int]  # number of the prompt, seed
 
@@ -36,6 +36,7 @@ class Method:
         top_p: in (0, 1]; 1 keeps every token.
         tv_budget: most spent TV per image, 0 or more; None is no bound.
         relax_fresh: let a relaxed policy judge drafts that no pass has seen (for studies).
+        spent_tv: sum it over all tokens, or estimate it at the drafted one (large codebooks).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Method:
     top_p: float | None = None
     tv_budget: float | None = None
     relax_fresh: bool = False
+    spent_tv: SpentTV = "exact"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._=+-]*", self.name):

@@ -147,9 +147,7 @@ class JacobiDecoder:
             # 3. verify: the laws behind the window are those of slots done to done+L
             position = self._code_of_slot[slots + 1]
             q = self._law(logits)
-            verdict = self._verify(
-                rows, q, hidden[: len(q)], position, noise, self._risk(rows)
-            )
+            verdict = self._verify(rows, q, hidden[: len(q)], position, noise, self._risk(rows))
             # 4. commit, and redraw the rest of the window
             committed = rows.commit(verdict, position, self._slots, q)
             self._redraft(rows, q, committed, noise)

@@ -10,7 +10,7 @@ from csd_policy.models import load_model
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.progress import pass_bar
 from csd_policy.results import image_row, prepare_folder, save_image, slug, write_atomic
-from csd_policy.types import DecodeConfig, DecodeResult
+from csd_policy.types import DecodeConfig, DecodeResult, SpentTV
 
 DEFAULT_POLICY = CSD()
 DEFAULT_DRAFT = Independent()
@@ -30,6 +30,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     tv_budget: float | None = None,
+    spent_tv: SpentTV = "exact",
     device: str | None = None,
     batch_size: int = 8,
 ) -> list[dict[str, Any]]:
@@ -52,6 +53,7 @@ def generate(
         top_k: 0 or more, 0 keeps every token; default is the model's own.
         top_p: in (0, 1], 1 keeps every token; default is the model's own.
         tv_budget: most spent TV per image, 0 or more; default is no bound.
+        spent_tv: sum it over all tokens, or estimate it at the drafted one (large codebooks).
         device: where to run; default is CUDA if there is a card, else the CPU.
         batch_size: images decoded at once, 1 or more.
 
@@ -61,7 +63,9 @@ def generate(
     for name, value in (("num_images", num_images), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{name} is {value}, expected 1 or more")
-    config = DecodeConfig(window, guidance_scale, temperature, top_k, top_p, tv_budget)
+    config = DecodeConfig(
+        window, guidance_scale, temperature, top_k, top_p, tv_budget, spent_tv=spent_tv
+    )
     jobs = plan(prompt, seed, num_images)
     check_seeds([""] * len(jobs), [number for _, number in jobs.values()])
     image_model = load_model(model, device)

@@ -44,7 +44,7 @@ def _bound(value: Tensor | None, policy: AcceptancePolicy, size: int) -> Tensor:
 class GSD(AcceptancePolicy):
     """Accept by the probability of a group of alike tokens around the candidate.
 
-    b(x) = min(1, q(C)/p(C)). C holds x and, in the order of target probability, up to ``group // 2``
+    b(x) = min(1, q(C)/p(C)). C holds x and, in the order of target probability, the ``group // 2``
     tokens on each side of it, without those whose code is further than ``d_threshold`` from that of
     x or whose target probability differs from q(x) by more than ``p_threshold``. Grouped
     speculative decoding, arXiv 2508.07747, section 4 (the paper's rule: the released code has a

@@ -8,7 +8,6 @@ from torch import Tensor
 from csd_policy.candidates import Candidates
 from csd_policy.policies.base import AcceptancePolicy, check_range
 
-
 Gate = Literal["tv", "kl", "reverse_kl"]
 
 
@@ -22,7 +21,8 @@ def divergence(gate: Gate, c: Candidates) -> Tensor:
         return c.tv
     first, second = (c.p_all, c.q_all) if gate == "kl" else (c.q_all, c.p_all)
     terms = torch.special.xlogy(first, first) - torch.special.xlogy(first, second)
-    return terms.sum(-1, keepdim=True).clamp(min=0)
+    nats: Tensor = terms.sum(-1, keepdim=True).clamp(min=0)
+    return nats
 
 
 def _check_gate(gate: str, delta: float) -> None:
@@ -65,7 +65,12 @@ class CSD(AcceptancePolicy):
     ) -> None:
         check_range("lam", lam, 0)
         _check_gate(gate, delta)
-        self.lam, self.delta, self.normalize_entropy, self.gate = lam, delta, normalize_entropy, gate
+        self.lam, self.delta, self.normalize_entropy, self.gate = (
+            lam,
+            delta,
+            normalize_entropy,
+            gate,
+        )
 
     def accept_prob(self, c: Candidates) -> Tensor:
         entropy = c.entropy

@@ -1,7 +1,7 @@
 """Policies made of other policies."""
 
 import copy
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -48,9 +48,9 @@ class _Wrapper(AcceptancePolicy):
 class Veto(_Wrapper):
     """Never accept a token that the target likes much less than the draft did.
 
-    b(x) = b_inner(x) where q(x)/p(x) >= min_ratio, else 0, with the residual max(0, q - p b). Around
-    an exact rule it is stricter and stays exact, because the residual makes up for the veto; around
-    a relaxed one it takes back the boldest acceptances.
+    b(x) = b_inner(x) where q(x)/p(x) >= min_ratio, else 0, with the residual max(0, q - p b).
+    Around an exact rule it is stricter and stays exact, because the residual makes up for the veto;
+    around a relaxed one it takes back the boldest acceptances.
 
     Args:
         inner: the policy to restrain.
@@ -170,7 +170,8 @@ class RiskGated(_Mixture):
         if not (risk is None or isinstance(risk, RiskMap)):
             raise ValueError(f"risk is {risk!r}, expected a RiskMap")
         self.inner, self.risk = inner, risk
-        self.strength = strength  # type: ignore[misc]  # the class names it, the object holds it
+        # the class says which argument is tuned, the object holds its value
+        self.strength = strength  # type: ignore[assignment, misc]
         self._adopt()
         self.needs = self.needs | {"risk"}
 
@@ -180,4 +181,6 @@ class RiskGated(_Mixture):
     def weight_of(self, c: Candidates) -> Tensor | float:
         if c.risk is None:
             raise ValueError(f"{self!r} needs a risk map, which nothing provides")
-        return (self.strength * c.risk).clamp(max=1)
+        factor: Any = self.strength
+        weight: Tensor = (factor * c.risk).clamp(max=1)
+        return weight

@@ -19,7 +19,9 @@ from csd_policy.testing.tables import TableModel, table_laws
 from csd_policy.types import DecodeConfig
 
 Law = npt.NDArray[np.float64]
-Draft = tuple[int, int | None]  # token, and the previous code + 1 of the law it follows; None: fresh
+Draft = tuple[
+    int, int | None
+]  # token, and the previous code + 1 of the law it follows; None: fresh
 
 
 def own_law(
@@ -63,7 +65,7 @@ class Rules:
     )
 
     def __call__(self, index: int, position: int, draft: Draft, before: int) -> tuple[Law, Law]:
-        """b ``[V]`` and the law of the redraw ``[V]`` at place ``index`` of the window.
+        """Acceptance ``[V]`` and the law of the redraw ``[V]`` at place ``index`` of the window.
 
         ``before`` is the previous code + 1 that the target's law is conditioned on.
         """
@@ -170,8 +172,8 @@ class _Enumeration:
         if weight <= 0:
             return
         choices = list(self._tail(j + 1, position, drafts, before))
-        for token in np.flatnonzero(law):
-            at = (*(x for x, _ in drafts[:j]), token)
+        for token in np.flatnonzero(law).tolist():
+            at = tuple([x for x, _ in drafts[:j]] + [token])
             out[at] += weight * law[token] * self.mean_over(position + j + 1, token + 1, choices)
 
     def _tail(
