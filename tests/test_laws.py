@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from gumbel_reference import gumbel_counts
 from scipy.stats import chi2_contingency, chisquare
 
 from csd_policy import drafts, policies
@@ -49,7 +50,6 @@ from csd_policy.testing import (
     random_table,
 )
 from csd_policy.types import DecodeConfig
-from gumbel_reference import gumbel_counts
 
 LIMIT = 0.02  # sampling alone gives 0.003 to 0.006 for 64 images and 200,000 runs
 PLAIN = DecodeConfig(window=3)

@@ -51,8 +51,9 @@ class GSD(AcceptancePolicy):
     fixed slice, squared distances and a fallback at the ends). Here a group ends where the target's
     support ends, and tokens of equal probability are in the order of their ids.
 
-    The group's ratio can be below the token's own, so that the rule can veto, and the published
-    residual max(0, q - p) does not fit it: both are part of its spent TV.
+    The group's ratio can be below the token's own, so that the rule can veto. Where it rejects more
+    than the exact rule does, the published residual max(0, q - p) overfills tokens: seldom, and
+    counted in its spent TV.
 
     Args:
         group: tokens in a group, 1 or more; 3 to 50 in the paper. An even number gives a group of
