@@ -85,6 +85,7 @@ POLICIES = [
 ]
 DRAFTS = [Independent(), Gumbel(), MaximalCoupling()]
 FILTERS = ["plain", "top_k", "top_p", "guidance"]
+RUNS = 40_000
 SMALLEST = 1e-4  # p-value; with some 230 tests here, one in 40 suites of other seeds would fail
 
 
@@ -107,23 +108,24 @@ def fit(counts: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
     return float(chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue)
 
 
+def table_model() -> TableModel:
+    """27 images; two of the three codes are near each other."""
+    codebook = torch.tensor([[0.0], [0.5], [2.0]])
+    return TableModel(random_table(0, size=3), random_table(1, size=3), codebook=codebook)
+
+
 def law_p_value(policy: AcceptancePolicy, draft: DraftStrategy, config: DecodeConfig) -> float:
     """How well decoded images fit the law that the pair must have: the target's, or its own."""
-    model = TableModel(
-        random_table(0, size=3),
-        random_table(1, size=3),
-        codebook=torch.tensor([[0.0], [0.5], [2.0]]),
-    )
-    runs = 40_000
-    counts = image_counts(model, policy, draft, config, runs)[0].numpy()
+    model = table_model()
+    counts = image_counts(model, policy, draft, config, RUNS)[0].numpy()
     if policy.exact:
-        return fit(counts, runs * joint_law(model, config).numpy())
+        return fit(counts, RUNS * joint_law(model, config).numpy())
     if isinstance(draft, Gumbel):
         others = gumbel_counts(model, policy, config, 8_000)
         both = np.stack([counts, others])
         both = both[:, both.sum(0) >= 5]
         return float(chi2_contingency(both).pvalue)
-    return fit(counts, runs * own_law(model, policy, draft, config))
+    return fit(counts, RUNS * own_law(model, policy, draft, config))
 
 
 @pytest.mark.parametrize(
