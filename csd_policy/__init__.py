@@ -4,6 +4,7 @@ from csd_policy.candidates import Candidates
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.models import ImageTokenModel, load_model
 from csd_policy.policies import AcceptancePolicy
+from csd_policy.risk import RiskMap
 from csd_policy.trace import Trace
 from csd_policy.types import DecodeConfig, DecodeResult
 
@@ -15,6 +16,7 @@ __all__ = [
     "DecodeResult",
     "ImageTokenModel",
     "JacobiDecoder",
+    "RiskMap",
     "Trace",
     "load_model",
 ]

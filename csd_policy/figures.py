@@ -111,26 +111,47 @@ def _write_numbers(axes: "Axes", passes: "NDArray[np.int32]") -> None:
 
 def tradeoff_figure(
     names: Sequence[str],
+    drafts: Sequence[str],
     spent: Sequence["Interval"],
     compression: Sequence["Interval"],
     caption: str,
 ) -> "Figure":
-    """Compression against spent TV, a point with both intervals for each method."""
+    """Compression against spent TV, a point with both intervals for each method.
+
+    Methods of one name have one colour; ``drafts``, if they differ, tell the markers, and a line
+    joins the methods that share both.
+    """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
+    families, kinds = list(dict.fromkeys(names)), list(dict.fromkeys(drafts))
     figure = Figure(figsize=(9.6, 5.4), dpi=140, layout="constrained", facecolor="white")
     axes = figure.subplots()
-    colours, markers = colormaps["tab10"], "osD^vP*X<>"
-    points = []
-    for i, (name, x, y) in enumerate(zip(names, spent, compression, strict=True)):
-        point = axes.errorbar(
-            x.mean, y.mean,
-            xerr=[[x.mean - x.low], [x.high - x.mean]], yerr=[[y.mean - y.low], [y.high - y.mean]],
-            fmt=markers[i % len(markers)], color=colours(i % 10), markersize=7, capsize=2.5,
-            elinewidth=1, label=name,
-        )  # fmt: skip
-        points.append(point[0])
+    colours, markers = colormaps["tab10" if len(families) <= 10 else "tab20"], "osD^vP*X<>"
+    styles = {}
+    for family in families:
+        for kind in kinds:
+            place, shape = families.index(family), kinds.index(kind)
+            styles[family, kind] = {
+                "color": colours(place % colours.N),
+                "marker": markers[(shape if len(kinds) > 1 else place) % len(markers)],
+            }
+            at = [i for i in range(len(names)) if (names[i], drafts[i]) == (family, kind)]
+            at.sort(key=lambda i: spent[i].mean)
+            few = len(names) == len(families)
+            for i in at:
+                x, y = spent[i], compression[i]
+                axes.errorbar(
+                    x.mean, y.mean, fmt="none", ecolor=styles[family, kind]["color"],
+                    xerr=[[x.mean - x.low], [x.high - x.mean]],
+                    yerr=[[y.mean - y.low], [y.high - y.mean]],
+                    elinewidth=1 if few else 0.4, capsize=2.5 if few else 0,
+                )  # fmt: skip
+            axes.plot(
+                [spent[i].mean for i in at], [compression[i].mean for i in at],
+                markersize=7 if few else 5, linewidth=0.8, **styles[family, kind],
+            )  # fmt: skip
     if max(x.high for x in spent) > 20:
         axes.set_xscale("symlog", linthresh=1)
         axes.xaxis.set_major_formatter("{x:g}")
@@ -144,6 +165,17 @@ def tradeoff_figure(
     axes.set_ylabel("compression: forward passes of AR / of the method")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(points, names, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    keys = [Line2D([], [], linestyle="", **styles[f, kinds[0]], label=f) for f in families]
+    if len(kinds) > 1:
+        for key in keys:
+            key.set_marker("s")
+        keys += [
+            Line2D([], [], linestyle="", color=INK, marker=markers[i % len(markers)], label=kind)
+            for i, kind in enumerate(kinds)
+        ]
+    axes.legend(
+        handles=keys, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False,
+        fontsize=None if len(keys) <= 12 else 7,
+    )  # fmt: skip
     axes.set_title(textwrap.fill(caption, 110), fontsize=8, color="#555555", loc="left")
     return figure

@@ -12,12 +12,14 @@ from csd_policy.comparison import Comparison, Method
 from csd_policy.figures import MEANINGS, commit_map, tradeoff_figure
 from csd_policy.grids import labelled_grid
 from csd_policy.metrics import Interval, bootstrap_interval, bootstrap_ratio
+from csd_policy.policies import AcceptancePolicy
 from csd_policy.results import load_row, write_atomic, write_json, write_text
 from csd_policy.tables import markdown_table, text_table
 from csd_policy.trace import Trace
 
 Row = dict[str, Any]
 COMPRESSION, SECONDS = "accept/compression", "speed/seconds_per_image"
+GAP = "quality/log_likelihood_gap"
 METRICS = {  # key in the files and in wandb: title, digits, and where an image's row has it
     "accept/forward_passes": ("passes", 1, "forward_passes"),
     COMPRESSION: ("compression", 2, "forward_passes"),
@@ -25,9 +27,11 @@ METRICS = {  # key in the files and in wandb: title, digits, and where an image'
     SECONDS: ("s per image", 3, "seconds"),
     "quality/spent_tv": ("spent TV", 3, "spent_tv"),
     "quality/log_likelihood": ("log-likelihood", 3, "log_likelihood"),
+    GAP: ("gap to AR", 3, "log_likelihood"),
 }
 PARTS = ("forward", "verification", "rest")  # of the time; the prefill counts as rest
 SHOWN_PROMPTS = 16  # in the grids
+SHOWN_METHODS = 20  # in the grids, and each with a colour of its own in the trade-off plot
 LEGEND = """\
 Each cell is `mean [low, high]`. The interval is a 95 % bootstrap over prompts (over batches for
 the time, which images of a batch share; with few batches it shows little more than their range).
@@ -36,7 +40,8 @@ batch's, divided by its size, from prefill to the last token; pictures are decod
 and {warm_up} warm-up passes in front are not counted. The share of model forward / verification /
 rest follows. Spent TV is summed over an image: the mean bounds the total variation between the law
 of the method's images and the model's, and says nothing above 1. Log-likelihood is the mean per
-code under the model, in nats, without top-k and top-p: a gap to the exact methods, of either sign,
+code under the model, in nats, without top-k and top-p. Its gap to AR is the mean difference to the
+window-1 picture of the same prompt and seed: one of either sign that the exact methods do not have
 is a deviation."""
 
 
@@ -99,12 +104,16 @@ def summarise(
             seconds = [row["seconds"]["total"] for row in rows]
             batches = [seconds[i : i + size] for i in range(0, len(seconds), size)]
             interval = bootstrap_interval(batches)
-        elif key != COMPRESSION:
+        elif key not in (COMPRESSION, GAP):
             interval = bootstrap_interval(by_prompt(rows, name))
-        elif reference is not None:
+        elif reference is None:
+            continue
+        elif key == COMPRESSION:
             interval = bootstrap_ratio(by_prompt(reference, name), by_prompt(rows, name))
         else:
-            continue
+            pairs = zip(rows, reference, strict=True)
+            gaps = [row | {name: row[name] - ar[name]} for row, ar in pairs]
+            interval = bootstrap_interval(by_prompt(gaps, name))
         line[key] = interval._asdict()
     total = sum(row["seconds"]["total"] for row in rows)
     for part in PARTS[:2]:
@@ -137,6 +146,18 @@ def table_cells(table: list[Row]) -> tuple[list[str], list[list[str]]]:
     return head, cells
 
 
+def family_of(policy: AcceptancePolicy) -> str:
+    """The policy without its strength: its class, and what differs from the defaults."""
+    cls = type(policy)
+    usual = cls().parameters()
+    changed = [
+        f"{name}={value!r}"
+        for name, value in policy.parameters().items()
+        if name != cls.strength and repr(value) != repr(usual[name])
+    ]
+    return " ".join([cls.__name__, *changed])
+
+
 def table_csv(table: list[Row]) -> str:
     """The table for programs: a column each for mean, low and high."""
     text = io.StringIO()
@@ -167,9 +188,9 @@ def facts_text(comparison: Comparison, facts: Row) -> str:
 def write_figures(comparison: Comparison, facts: Row, table: list[Row]) -> None:
     """Write ``pictures.png`` and ``commits.png`` (of the first seed) and ``tradeoff.png``."""
     c, output = comparison, Path(comparison.output)
-    prompts = c.prompts[:SHOWN_PROMPTS]
-    stems = [[c.stem(m, (i, c.seeds[0])) for i in range(len(prompts))] for m in c.methods]
-    names = [method.name for method in c.methods]
+    prompts, shown = c.prompts[:SHOWN_PROMPTS], c.methods[:SHOWN_METHODS]
+    stems = [[c.stem(m, (i, c.seeds[0])) for i in range(len(prompts))] for m in shown]
+    names = [method.name for method in shown]
     pictures = [[Image.open(f"{stem}.png") for stem in line] for line in stems]
     rows, columns = facts["grid"]
     maps = [
@@ -180,8 +201,10 @@ def write_figures(comparison: Comparison, facts: Row, table: list[Row]) -> None:
         sheet = labelled_grid(cells, names, prompts, legend=legend)
         write_atomic(output / f"{name}.png", partial(sheet.save, format="PNG"))
     if all(COMPRESSION in line for line in table):
+        many = len(c.methods) > SHOWN_METHODS
         figure = tradeoff_figure(
-            names,
+            [family_of(m.policy) if many else m.name for m in c.methods],
+            [type(m.draft).__name__ if many else "" for m in c.methods],
             [Interval(**line["quality/spent_tv"]) for line in table],
             [Interval(**line[COMPRESSION]) for line in table],
             facts_text(c, facts),

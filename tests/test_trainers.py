@@ -191,6 +191,17 @@ def test_vq_run_and_export(tmp_path: Path) -> None:
     assert torch.equal(again.total, again.model.codebook)
 
 
+def test_training_the_decoder_alone_leaves_the_codes(tmp_path: Path) -> None:
+    fit("emoji_vq.yaml", tmp_path / "first")
+    start = tmp_path / "first" / "export"
+    weights = f"--model.init_from={start / 'vq.safetensors'}"
+    fit("emoji_vq_decoder.yaml", tmp_path, weights, "--model.learning_rate=0.1")
+    before, after = (VQAutoencoder.from_folder(f) for f in (start, tmp_path / "export"))
+    for name, value in after.state_dict().items():
+        same = torch.equal(value, before.state_dict()[name])
+        assert same != name.startswith("decoder"), name
+
+
 def test_scene_pixels_are_new_in_every_epoch() -> None:
     data = ScenePixels(str(PICTURES), batch_size=4, batches_per_epoch=2, validation_scenes=4)
     data.setup("fit")

@@ -30,6 +30,8 @@ class VQTraining(L.LightningModule):
         commitment: weight of the squared distance between latents and their codes.
         ema_decay: of code counts and sums (van den Oord et al. 2017, appendix A.1).
         dead_below: codes with fewer uses per batch (moving average) restart at a random latent.
+        pixel_weights: of the absolute and the squared error, and of the error of differences.
+        decoder_only: leave encoder and codebook, and with them all codes, as they are.
         compile: compile the loss with ``torch.compile`` (several times faster on CPU).
         init_from: safetensors file of a trained tokenizer to start from.
         export_to: folder that receives ``vq.safetensors`` and ``vq_config.json`` at the end.
@@ -41,6 +43,8 @@ class VQTraining(L.LightningModule):
         commitment: float = 0.1,
         ema_decay: float = 0.97,
         dead_below: float = 0.1,
+        pixel_weights: tuple[float, float, float] = (1.0, 1.0, 1.0),
+        decoder_only: bool = False,
         compile: bool = True,
         init_from: str | None = None,
         export_to: str | None = None,
@@ -49,7 +53,9 @@ class VQTraining(L.LightningModule):
         self.save_hyperparameters()
         self.learning_rate, self.commitment = learning_rate, commitment
         self.ema_decay, self.dead_below, self.export_to = ema_decay, dead_below, export_to
+        self.pixel_weights, self.decoder_only = pixel_weights, decoder_only
         self.model = VQAutoencoder(VQConfig()).to(memory_format=torch.channels_last)
+        self.model.encoder.requires_grad_(not decoder_only)
         if init_from is not None:
             self.model.load_state_dict(load_file(init_from))
         self.count: Tensor
@@ -65,8 +71,9 @@ class VQTraining(L.LightningModule):
         codes = self.model.codebook[ids].permute(0, 3, 1, 2)
         out = self.model.pixels(z + (codes - z).detach()).float()
         commit = F.mse_loss(z.float(), codes)
-        reconstruction = F.l1_loss(out, images) + F.mse_loss(out, images)
-        return reconstruction + gradient_l1(out, images) + self.commitment * commit, z, ids
+        terms = F.l1_loss(out, images), F.mse_loss(out, images), gradient_l1(out, images)
+        reconstruction = sum(w * term for w, term in zip(self.pixel_weights, terms, strict=True))
+        return reconstruction + self.commitment * commit, z, ids
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
         loss, z, ids = self._losses(batch.contiguous(memory_format=torch.channels_last))
@@ -75,6 +82,8 @@ class VQTraining(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
         """Move the codebook; after the optimiser's step, since backward may read the old one."""
+        if self.decoder_only:
+            return
         z = outputs["latents"].permute(0, 2, 3, 1).reshape(-1, self.total.shape[1]).float()
         ids = outputs["ids"].flatten()
         used = torch.zeros_like(self.count).index_add_(0, ids, torch.ones_like(ids, dtype=z.dtype))
@@ -103,7 +112,8 @@ class VQTraining(L.LightningModule):
             export_vq(self.model, Path(self.export_to))
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), self.learning_rate, weight_decay=1e-4)
+        trained = [p for p in self.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained, self.learning_rate, weight_decay=1e-4)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_linear(100, steps))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
