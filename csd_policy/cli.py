@@ -96,6 +96,15 @@ def compare(args: Sequence[str]) -> None:
     show(plan_text(comparison) if dry_run else run(comparison))
 
 
+def bench(args: Sequence[str]) -> None:
+    """Time what policies and draft strategies add to a forward pass."""
+    from csd_policy.bench import bench as run
+
+    parser = make_parser("bench", run.__doc__)
+    parser.add_function_arguments(run, as_group=False)
+    show(run(**parse(parser, args)))
+
+
 def train(args: Sequence[str]) -> None:
     """Train the parts that are learnt (LightningCLI: fit, validate, test)."""
     try:
@@ -134,6 +143,7 @@ def list_(args: Sequence[str]) -> None:
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate,
     "compare": compare,
+    "bench": bench,
     "train": train,
     "list": list_,
 }
