@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 from torch import Tensor
@@ -129,7 +129,7 @@ def tradeoff_figure(
     figure = Figure(figsize=(9.6, 5.4), dpi=140, layout="constrained", facecolor="white")
     axes = figure.subplots()
     colours, markers = colormaps["tab10" if len(families) <= 10 else "tab20"], "osD^vP*X<>"
-    styles = {}
+    styles: dict[tuple[str, str], dict[str, Any]] = {}
     for family in families:
         for kind in kinds:
             place, shape = families.index(family), kinds.index(kind)

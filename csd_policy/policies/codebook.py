@@ -184,6 +184,12 @@ class LANTERN(AcceptancePolicy):
         )
         return self._ratio(c.p, c.q, mass)
 
+    best_residual = True
+
+    def residual(self, c: Candidates) -> Tensor:
+        """The default ``max(0, q - p b)``, which is ``max(0, q - p)`` for every relaxation."""
+        return (c.q_all - c.p_all).clamp(min=0)
+
     def _within(self, mass: Tensor, q: Tensor) -> Tensor:
         """Sum of the leading part of ``mass`` ``[..., k]`` that stays within the bound."""
         bound = (self.delta - 1) * q if self.multiplicative else torch.full_like(q, self.delta)
