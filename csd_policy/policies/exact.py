@@ -50,7 +50,9 @@ class ExactMatch(AcceptancePolicy):
     b(x) = 1 if x = argmax(log q + G), else 0; after a rejection that argmax is committed. Each
     committed token is then the draw that window 1 makes with the same noise, so that the picture is
     that of AR with the same seed at any window and with any draft strategy. The law is the
-    target's over the noise; for given noise it is one token, and spent TV is 0 by declaration.
+    target's over the noise; for given noise it is one token, and spent TV is 0 by declaration. The
+    comparison of greedy speculative decoding, with the noise of sampling fixed ("Gumbel sharing",
+    arXiv 2510.24211, uses the same noise for drafts).
 
     Example:
         >>> ExactMatch()

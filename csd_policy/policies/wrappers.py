@@ -50,7 +50,8 @@ class Veto(_Wrapper):
 
     b(x) = b_inner(x) where q(x)/p(x) >= min_ratio, else 0, with the residual max(0, q - p b).
     Around an exact rule it is stricter and stays exact, because the residual makes up for the veto;
-    around a relaxed one it takes back the boldest acceptances.
+    around a relaxed one it takes back the boldest acceptances. The residual extends that of CSD
+    (arXiv 2606.27829, Theorem 3.1) to rules below the exact one.
 
     Args:
         inner: the policy to restrain.
@@ -79,36 +80,38 @@ class _Mixture(_Wrapper):
     The committed token's law is then the same mixture of their two laws.
     """
 
-    def rules(self) -> tuple[AcceptancePolicy, AcceptancePolicy]:
+    def _rules(self) -> tuple[AcceptancePolicy, AcceptancePolicy]:
         raise NotImplementedError
 
-    def weight_of(self, c: Candidates) -> Tensor | float:
+    def _weight_of(self, c: Candidates) -> Tensor | float:
         """Weight of the second rule, ``[B, L, 1]`` in [0, 1]."""
         raise NotImplementedError
 
     @property
     def best_residual(self) -> bool:
-        return all(rule.best_residual for rule in self.rules())
+        return all(rule.best_residual for rule in self._rules())
 
     def accept_prob(self, c: Candidates) -> Tensor:
-        first, second = self.rules()
+        first, second = self._rules()
         return torch.lerp(first.acceptance(c), second.acceptance(c), self._weight(c))
 
     def residual(self, c: Candidates) -> Tensor:
         if self.best_residual:
             return super().residual(c)
         whole = c.whole()
-        first, second = (rule.redrawn(whole, rule.acceptance(whole)) for rule in self.rules())
+        first, second = (rule.redrawn(whole, rule.acceptance(whole)) for rule in self._rules())
         return torch.lerp(first, second, self._weight(c))
 
     def _weight(self, c: Candidates) -> Tensor:
-        return torch.as_tensor(self.weight_of(c), dtype=c.q_all.dtype, device=c.q_all.device)
+        return torch.as_tensor(self._weight_of(c), dtype=c.q_all.dtype, device=c.q_all.device)
 
 
 class Blend(_Mixture):
     """Mix two policies: b(x) = (1 - weight) b_first(x) + weight b_second(x).
 
-    If one of them has a residual of its own, the redraws are mixed likewise.
+    If one of them has a residual of its own, the redraws are mixed likewise, so that the committed
+    token's law is the mixture of theirs. With ``Exact`` this spends a share of what a relaxation
+    does (on the line of CSD, arXiv 2606.27829, Theorem 3.2).
 
     Args:
         first, second: the two policies.
@@ -133,10 +136,10 @@ weight=0.25)
         self.first, self.second, self.weight = first, second, weight
         self._adopt()
 
-    def rules(self) -> tuple[AcceptancePolicy, AcceptancePolicy]:
+    def _rules(self) -> tuple[AcceptancePolicy, AcceptancePolicy]:
         return self.first, self.second
 
-    def weight_of(self, c: Candidates) -> Tensor | float:
+    def _weight_of(self, c: Candidates) -> Tensor | float:
         return self.weight
 
 
@@ -144,7 +147,8 @@ class RiskGated(_Mixture):
     """Relax as another policy does where the risk is low, and be exact where it is high.
 
     b(x) = (1 - w) b_inner(x) + w min(1, q(x)/p(x)) with w = min(1, strength * risk). At strength 1,
-    a position of risk 0 is judged by the inner policy and one of risk 1 by the exact rule.
+    a position of risk 0 is judged by the inner policy and one of risk 1 by the exact rule. CSD
+    (arXiv 2606.27829) guesses from the entropy where an error is not seen; a map can look.
 
     Args:
         inner: the policy to use where the risk is 0.
@@ -175,10 +179,10 @@ class RiskGated(_Mixture):
         self._adopt()
         self.needs = self.needs | {"risk"}
 
-    def rules(self) -> tuple[AcceptancePolicy, AcceptancePolicy]:
+    def _rules(self) -> tuple[AcceptancePolicy, AcceptancePolicy]:
         return self.inner, Exact()
 
-    def weight_of(self, c: Candidates) -> Tensor | float:
+    def _weight_of(self, c: Candidates) -> Tensor | float:
         if c.risk is None:
             raise ValueError(f"{self!r} needs a risk map, which nothing provides")
         factor: Any = self.strength
