@@ -14,11 +14,12 @@ ARGS ?=
 # a large part of the time on a CPU. With these settings it keeps them, for as long as it runs.
 ALLOCATOR := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1000000000000 MALLOC_TOP_PAD_=268435456
 
-.PHONY: help setup test test-slow compare train pictures docs lint format clean
+.PHONY: help setup test test-slow mutants compare train pictures docs lint format clean
 
 help:
 	@echo 'make test                            the default test suite'
 	@echo 'make test-slow                       the tests marked slow'
+	@echo 'make mutants [ARGS=NAME]             known mistakes in a copy of the source; the tests must fail'
 	@echo 'make compare [ARGS=...]              compare the policies on the shipped model'
 	@echo 'make train CONFIG=configs/train/...  train, or go on with a training that was stopped'
 	@echo 'make pictures                        the pictures that scenes are made of (Debian packages)'
@@ -42,6 +43,9 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow $(ARGS)
+
+mutants: $(VENV)/.installed
+	$(BIN)/python tests/mutants.py $(ARGS)
 
 compare: $(VENV)/.installed
 	$(BIN)/csd-policy compare --config configs/compare/emoji.yaml $(ARGS)
