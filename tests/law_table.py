@@ -7,6 +7,7 @@ Usage:
 import sys
 from pathlib import Path
 
+from mutants import MUTANTS
 from test_laws import (
     DRAFTS,
     FILTERS,
@@ -37,6 +38,15 @@ it.
 
 """
 
+MISTAKES = """## Mistakes that the tests catch
+
+`python tests/mutants.py` puts each of these mistakes, most of them found in published code, into a
+copy of the package and demands that a test of `tests/test_exactness.py` fails there.
+
+| mistake | in | caught by |
+|---|---|---|
+"""
+
 
 def main(path: str) -> None:
     """Run all pairs and write the table; exit status 1 if one fails."""
@@ -64,7 +74,8 @@ def main(path: str) -> None:
         smallest=SMALLEST,
         floor=(len(target) / (6.283 * RUNS)) ** 0.5,
     )
-    text = head + "\n".join(lines) + "\n"
+    text = head + "\n".join(lines) + "\n\n" + MISTAKES
+    text += "\n".join(f"| {m.mistake} | `{m.file}` | `{m.caught_by}` |" for m in MUTANTS) + "\n"
     write_text(Path(path), text)
     if failed:
         raise SystemExit(f"not their law: {failed}")
