@@ -10,13 +10,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from csd_policy.decoder import check_seeds
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.policies import AcceptancePolicy, Exact
 from csd_policy.provenance import check_manifest, package_version
 from csd_policy.results import load_row
 from csd_policy.tables import text_table
-from csd_policy.types import DecodeConfig, SpentTV
+from csd_policy.types import DecodeConfig, SpentTV, check_seeds
 
 Job = tuple[int, int]  # number of the prompt, seed
 

@@ -10,21 +10,20 @@ its own pace, until its slots are full:
             bonus from the last q; redraw the rest of the window for the next pass
 """
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from csd_policy.drafts import DraftStrategy, Independent, Tail
+from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.models.base import ImageTokenModel
 from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.redraft import Redrafter
 from csd_policy.rows import Rows
-from csd_policy.sampling import Noise, guide, law, take
-from csd_policy.starts import Known, first_drafts
+from csd_policy.sampling import Noise, guide, law
 from csd_policy.timing import PhaseTimer
-from csd_policy.types import DecodeConfig, DecodeResult, Stats
+from csd_policy.types import DecodeConfig, DecodeResult, Stats, check_seeds
 from csd_policy.verify import Verifier
 
 MOST_WINDOW = 256  # of images with fewer slots than this
@@ -62,15 +61,7 @@ class JacobiDecoder:
         self._record = {"policy": repr(policy), "draft": repr(draft)}
         self.model, self.policy, self.draft = model, policy.bind(model), draft
         self.config = (config or DecodeConfig()).resolved(model.defaults)
-        provided = PROVIDED if self.policy.risk is None else PROVIDED | {"risk"}
-        if missing := self.policy.needs - provided:
-            raise ValueError(f"{self.policy!r} needs {sorted(missing)}, which nothing provides")
-        estimated = self.config.spent_tv == "estimate" and not self.policy.exact
-        if estimated and (self.policy.may_veto or not self.policy.best_residual):
-            raise ValueError(
-                f"spent_tv is 'estimate', which does not hold for {self.policy!r}, expected 'exact'"
-                ": the policy can be stricter than the exact rule, or has a residual of its own"
-            )
+        self._check_policy()
         self._slots = len(model.code_of_slot)
         if self.config.window > max(MOST_WINDOW, self._slots):
             raise ValueError(
@@ -81,7 +72,19 @@ class JacobiDecoder:
         # windows reach over the last slot; the places there hold no code
         overhang = torch.full((2 * self.config.window,), -1, device=model.device)
         self._code_of_slot = torch.cat([model.code_of_slot, overhang])
-        self._codes_before = torch.nn.functional.pad((self._code_of_slot >= 0).cumsum(0), (1, 0))
+        self._redraft = Redrafter(draft, self._code_of_slot, model.grid[1])
+
+    def _check_policy(self) -> None:
+        """Raise ValueError if the loop cannot serve the policy under these settings."""
+        provided = PROVIDED if self.policy.risk is None else PROVIDED | {"risk"}
+        if missing := self.policy.needs - provided:
+            raise ValueError(f"{self.policy!r} needs {sorted(missing)}, which nothing provides")
+        estimated = self.config.spent_tv == "estimate" and not self.policy.exact
+        if estimated and (self.policy.may_veto or not self.policy.best_residual):
+            raise ValueError(
+                f"spent_tv is 'estimate', which does not hold for {self.policy!r}, expected 'exact'"
+                ": the policy can be stricter than the exact rule, or has a residual of its own"
+            )
 
     @torch.inference_mode()
     def generate(
@@ -123,13 +126,9 @@ class JacobiDecoder:
     def _start(self, noise: Noise) -> Rows:
         grid, drafts = self.model.grid, self.config.window - 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        sampled = self.draft.start.startswith("sample")
-        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep_laws=sampled)
-        position = self._code_of_slot[:drafts].expand_as(rows.drafts)
-        nothing = torch.zeros_like(rows.fresh)
-        tokens, p = self._first_drafts(rows, rows.drafts, nothing, position, noise)
-        rows.drafts.copy_(tokens)
-        rows.p.copy_(p)
+        keep_laws = self.draft.start.startswith("sample")
+        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep_laws)
+        self._redraft.start(rows, noise)
         return rows
 
     def _step(self, state: Any, rows: Rows, noise: Noise, timer: PhaseTimer) -> None:
@@ -162,41 +161,9 @@ class JacobiDecoder:
         """Risk of each code, ``[B, N]``, if the policy has a map."""
         if self.policy.risk is None:
             return None
-        known = self._codes_before[rows.done]
+        known = torch.nn.functional.pad((self._code_of_slot >= 0).cumsum(0), (1, 0))[rows.done]
         risk = self.policy.risk.compute(rows.tokens[:, :-1], known, self.model.grid)
         return risk.flatten(1).to(rows.p.dtype)
-
-    def _redraft(self, rows: Rows, q: Tensor, committed: Tensor, noise: Noise) -> None:
-        """Fill the drafts of the next window, ``committed`` int64 ``[B]`` slots further on."""
-        drafts = self.config.window - 1
-        window = torch.arange(drafts, device=q.device)
-        source = committed[:, None] + window  # place in the old window that the law comes from
-        seen = source <= drafts
-        source = source.clamp(max=drafts)
-        position = self._code_of_slot[rows.done[:, None] + window]
-        laws, passes = take(q, source), rows.passes[:, None]
-        tail = Tail(laws, position, passes, noise, rows.drafts, rows.p, source)
-        tokens, p = self.draft.redraw(tail)
-        fresh, fresh_p = self._first_drafts(rows, tokens, seen, position, noise)
-        torch.where(seen, tokens, fresh, out=rows.drafts)
-        torch.where(seen[..., None], p, fresh_p, out=rows.p)
-        torch.logical_not(seen, out=rows.fresh)
-
-    def _first_drafts(
-        self, rows: Rows, drafts: Tensor, seen: Tensor, position: Tensor, noise: Noise
-    ) -> tuple[Tensor, Tensor]:
-        """Drafts and their law where no pass has been: ``[B, L]`` and ``[B, L, V]``."""
-
-        def known() -> Known:
-            column = torch.where(seen & (position >= 0), position, rows.tokens.shape[1] - 1)
-            tokens = rows.tokens.scatter(1, column, drafts)
-            count = self._codes_before[rows.done + seen.sum(1)]
-            return Known(tokens, rows.laws, count, self.model.grid[1])
-
-        tokens = first_drafts(self.draft.start, position, noise, known)
-        if self.draft.start == "uniform":
-            return tokens, torch.full_like(rows.p, 1 / rows.p.shape[-1])
-        return tokens, torch.zeros_like(rows.p).scatter_(-1, tokens[..., None], 1.0)
 
     def _check_faults(self, number: int, prompts: Sequence[str], faults: list[int]) -> None:
         codes = self.model.grid[0] * self.model.grid[1]
@@ -223,16 +190,3 @@ class JacobiDecoder:
             **self._record,
             model=self.model,
         )
-
-
-def check_seeds(prompts: Sequence[str], seeds: Sequence[int | None] | None) -> list[int]:
-    """One seed per prompt, the missing ones drawn from the system; ValueError if any is wrong."""
-    if isinstance(prompts, str) or len(prompts) == 0:
-        raise ValueError(f"prompts is {prompts!r}, expected a list of at least one text")
-    seeds = [None] * len(prompts) if seeds is None else list(seeds)
-    if len(seeds) != len(prompts):
-        raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts, expected one per prompt")
-    for seed in seeds:
-        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
-            raise ValueError(f"seed is {seed!r}, expected an integer in [0, 2^63) or None")
-    return [secrets.randbelow(2**63) if seed is None else seed for seed in seeds]

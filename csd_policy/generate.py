@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from csd_policy.decoder import JacobiDecoder, check_seeds
+from csd_policy.decoder import JacobiDecoder
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.figures import decode_figure
 from csd_policy.models import load_model
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.progress import pass_bar
 from csd_policy.results import image_row, prepare_folder, save_image, slug, write_atomic
-from csd_policy.types import DecodeConfig, DecodeResult, SpentTV
+from csd_policy.types import DecodeConfig, DecodeResult, SpentTV, check_seeds
 
 DEFAULT_POLICY = CSD()
 DEFAULT_DRAFT = Independent()

@@ -5,6 +5,7 @@ of an image, K candidate tokens (1 or V), D hidden size. Symbols: ``p`` draft la
 ``tv`` their total variation, ``entropy`` that of q in nats, ``b`` acceptance probability.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -146,3 +147,16 @@ class DecodeResult:
             "draft": self.draft,
             "decode": asdict(self.config),
         }
+
+
+def check_seeds(prompts: Sequence[str], seeds: Sequence[int | None] | None) -> list[int]:
+    """One seed per prompt, the missing ones drawn from the system; ValueError if any is wrong."""
+    if isinstance(prompts, str) or len(prompts) == 0:
+        raise ValueError(f"prompts is {prompts!r}, expected a list of at least one text")
+    seeds = [None] * len(prompts) if seeds is None else list(seeds)
+    if len(seeds) != len(prompts):
+        raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts, expected one per prompt")
+    for seed in seeds:
+        if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+            raise ValueError(f"seed is {seed!r}, expected an integer in [0, 2^63) or None")
+    return [secrets.randbelow(2**63) if seed is None else seed for seed in seeds]

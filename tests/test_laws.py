@@ -37,6 +37,7 @@ from csd_policy.policies import (
     TVGate,
     Veto,
 )
+from csd_policy.redraft import Redrafter
 from csd_policy.risk import FixedRisk
 from csd_policy.rows import Rows
 from csd_policy.sampling import Noise, Purpose
@@ -320,10 +321,10 @@ def test_residual_with_the_drafts_gumbel_noise_fails(monkeypatch: pytest.MonkeyP
 
 def test_verifying_a_committed_draft_again_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token kept from the old window under the law of the new one."""
-    plain = JacobiDecoder._redraft
+    plain = Redrafter.__call__
 
     def keeps_tokens(
-        self: JacobiDecoder, rows: Rows, q: torch.Tensor, committed: torch.Tensor, noise: Noise
+        self: Redrafter, rows: Rows, q: torch.Tensor, committed: torch.Tensor, noise: Noise
     ) -> None:
         old = torch.nn.functional.pad(rows.drafts, (0, rows.drafts.shape[1] + 1))
         plain(self, rows, q, committed, noise)
@@ -332,5 +333,5 @@ def test_verifying_a_committed_draft_again_fails(monkeypatch: pytest.MonkeyPatch
         kept = old.gather(1, source.clamp(max=old.shape[1] - 1))
         rows.drafts.copy_(torch.where(source < width, kept, rows.drafts))
 
-    monkeypatch.setattr(JacobiDecoder, "_redraft", keeps_tokens)
+    monkeypatch.setattr(Redrafter, "__call__", keeps_tokens)
     assert law_error(_biased_table(), Exact(), Independent(), PLAIN, runs=50_000) > 2 * LIMIT
