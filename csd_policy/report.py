@@ -1,35 +1,19 @@
 """The report of a comparison: one table in three files, grids of pictures, the trade-off plot."""
 
-import csv
-import io
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from csd_policy.comparison import Comparison, Method
 from csd_policy.figures import MEANINGS, commit_map, tradeoff_figure
 from csd_policy.grids import labelled_grid
-from csd_policy.metrics import Interval, bootstrap_interval, bootstrap_ratio
-from csd_policy.policies import AcceptancePolicy
+from csd_policy.metrics import Interval
 from csd_policy.results import load_row, write_atomic, write_json, write_text
+from csd_policy.summary import COMPRESSION, Row, family_of, summarise, table_cells, table_csv
 from csd_policy.tables import markdown_table, text_table
 from csd_policy.trace import Trace
 
-Row = dict[str, Any]
-COMPRESSION, SECONDS = "accept/compression", "speed/seconds_per_image"
-GAP = "quality/log_likelihood_gap"
-METRICS = {  # key in the files and in wandb: title, digits, and where an image's row has it
-    "accept/forward_passes": ("passes", 1, "forward_passes"),
-    COMPRESSION: ("compression", 2, "forward_passes"),
-    "accept/tokens_per_pass": ("tokens per pass", 2, "tokens_per_pass"),
-    SECONDS: ("s per image", 3, "seconds"),
-    "quality/spent_tv": ("spent TV", 3, "spent_tv"),
-    "quality/log_likelihood": ("log-likelihood", 3, "log_likelihood"),
-    GAP: ("gap to AR", 3, "log_likelihood"),
-}
-PARTS = ("forward", "verification", "rest")  # of the time; the prefill counts as rest
 SHOWN_PROMPTS = 16  # in the grids
 SHOWN_METHODS = 20  # in the grids, and each with a colour of its own in the trade-off plot
 LEGEND = """\
@@ -82,97 +66,6 @@ def load_rows(comparison: Comparison, method: Method) -> list[Row]:
                 raise ValueError(f"{stem}.json is missing or broken, run the comparison again")
             rows.append(row | {"file": str(stem.relative_to(comparison.output)) + ".png"})
     return rows
-
-
-def summarise(
-    comparison: Comparison, method: Method, rows: list[Row], reference: list[Row] | None
-) -> Row:
-    """One line of the table: settings, and each metric as mean, low and high.
-
-    Args:
-        rows: of the method's images.
-        reference: of the images with window 1; None leaves compression out.
-    """
-    size = comparison.batch_size
-    line: Row = {
-        "method": method.name,
-        "images": len(rows),
-        "settings": {key: rows[0][key] for key in ("model", "policy", "draft", "decode")},
-    }
-    for key, (_, _, name) in METRICS.items():
-        if key == SECONDS:
-            seconds = [row["seconds"]["total"] for row in rows]
-            batches = [seconds[i : i + size] for i in range(0, len(seconds), size)]
-            interval = bootstrap_interval(batches)
-        elif key not in (COMPRESSION, GAP):
-            interval = bootstrap_interval(by_prompt(rows, name))
-        elif reference is None:
-            continue
-        elif key == COMPRESSION:
-            interval = bootstrap_ratio(by_prompt(reference, name), by_prompt(rows, name))
-        else:
-            pairs = zip(rows, reference, strict=True)
-            gaps = [row | {name: row[name] - ar[name]} for row, ar in pairs]
-            interval = bootstrap_interval(by_prompt(gaps, name))
-        line[key] = interval._asdict()
-    total = sum(row["seconds"]["total"] for row in rows)
-    for part in PARTS[:2]:
-        line[f"speed/share_{part}"] = sum(row["seconds"][part] for row in rows) / total
-    line["speed/share_rest"] = 1 - sum(line[f"speed/share_{part}"] for part in PARTS[:2])
-    return line
-
-
-def by_prompt(rows: list[Row], name: str) -> list[list[float]]:
-    """The values of the images of each prompt."""
-    clusters: dict[int, list[float]] = {}
-    for row in rows:
-        clusters.setdefault(row["prompt_number"], []).append(row[name])
-    return list(clusters.values())
-
-
-def table_cells(table: list[Row]) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the table for readers."""
-    head = ["method", "W", *(title for title, _, _ in METRICS.values())]
-    head.insert(head.index("s per image") + 1, "share of time")
-    cells = []
-    for line in table:
-        found = [
-            Interval(**line[key]).text(digits) if key in line else "-"
-            for key, (_, digits, _) in METRICS.items()
-        ]
-        shares = " / ".join(f"{line[f'speed/share_{part}']:.0%}" for part in PARTS)
-        found.insert(list(METRICS).index(SECONDS) + 1, shares)
-        cells.append([line["method"], str(line["settings"]["decode"]["window"]), *found])
-    return head, cells
-
-
-def family_of(policy: AcceptancePolicy) -> str:
-    """The policy without its strength: its class, and what differs from the defaults."""
-    cls = type(policy)
-    usual = cls().parameters()
-    changed = [
-        f"{name}={value!r}"
-        for name, value in policy.parameters().items()
-        if name != cls.strength and repr(value) != repr(usual[name])
-    ]
-    return " ".join([cls.__name__, *changed])
-
-
-def table_csv(table: list[Row]) -> str:
-    """The table for programs: a column each for mean, low and high."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    ends = Interval._fields
-    writer.writerow(
-        ["method", "window", "images", *(f"{key}/{end}" for key in METRICS for end in ends),
-         *(f"speed/share_{part}" for part in PARTS)]
-    )  # fmt: skip
-    for line in table:
-        numbers = [line.get(key, {}).get(end, "") for key in METRICS for end in ends]
-        shares = [line[f"speed/share_{part}"] for part in PARTS]
-        window = line["settings"]["decode"]["window"]
-        writer.writerow([line["method"], window, line["images"], *numbers, *shares])
-    return text.getvalue()
 
 
 def facts_text(comparison: Comparison, facts: Row) -> str:

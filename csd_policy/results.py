@@ -55,6 +55,8 @@ def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     write(partial)
     partial.chmod(0o644)  # safetensors keeps its files to their owner
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())  # or a loss of power could leave the name without the content
     partial.replace(path)
 
 

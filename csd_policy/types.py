@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor
@@ -54,10 +55,13 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         checks = {
-            "window": (self.window >= 1, "1 or more"),
+            "window": (_whole(self.window, 1), "a whole number, 1 or more"),
             "guidance_scale": (_within(self.guidance_scale, 0), "0 or more, and finite"),
             "temperature": (_within(self.temperature, 0), "0 or more, and finite"),
-            "top_k": (self.top_k is None or self.top_k >= 0, "0 (no filter) or more"),
+            "top_k": (
+                self.top_k is None or _whole(self.top_k, 0),
+                "a whole number, 0 (no filter) or more",
+            ),
             "top_p": (_within(self.top_p, 0, 1) and self.top_p != 0, "in (0, 1]"),
             "tv_budget": (_within(self.tv_budget, 0), "0 or more, and finite"),
             "spent_tv": (self.spent_tv in get_args(SpentTV), "exact or estimate"),
@@ -75,6 +79,10 @@ class DecodeConfig:
         """This configuration with the model's defaults where nothing was set."""
         unset = {k: v for k, v in asdict(defaults).items() if getattr(self, k) is None}
         return replace(self, **unset)
+
+
+def _whole(value: object, low: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
 
 
 def _within(value: float | None, low: float, high: float = float("inf")) -> bool:

@@ -305,6 +305,9 @@ def test_wrong_calls_are_refused(prompts: Any, seeds: Any, message: str) -> None
     ("name", "value"),
     [
         ("window", 0),
+        ("window", 16.0),
+        ("window", True),
+        ("top_k", 2.5),
         ("guidance_scale", -1.0),
         ("guidance_scale", float("nan")),
         ("temperature", -0.1),

@@ -173,6 +173,15 @@ def test_missing_and_renamed_weights_are_refused(folder: Path) -> None:
         load_model(folder)
 
 
+@pytest.mark.parametrize("change", [{}, {"hidden_size": 512}, {"model_type": "gpt2"}])
+def test_a_config_of_another_network_is_refused(folder: Path, change: dict[str, object]) -> None:
+    """At once: the defaults of an empty config are a network of 7 billion parameters."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change if change else {}))
+    with pytest.raises(ValueError, match=r"config\.json describes a .*expected a llama"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "vq.safetensors", "tokenizer.json"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()

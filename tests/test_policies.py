@@ -187,9 +187,19 @@ class GivesNan(AcceptancePolicy):
         return c.q / c.p
 
 
+class Misnamed(Exact):
+    strength = "lam"
+
+
+class MisnamedExact(Exact):
+    exact_at = {"lam": 0.0}
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
+        (Misnamed(), "names {'lam'}, no argument"),
+        (MisnamedExact(), "names {'lam'}, no argument"),
         (WrongShape(), "shape"),
         (Stateful(), "changed the policy"),
         (InPlace(), "changed"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -136,7 +137,22 @@ class EmojiScenes(ImageTokenModel):
         return pictures
 
 
+def _check_config(folder: Path) -> None:
+    """Compare config.json with the weights, before a network of other sizes is built."""
+    config = json.loads((folder / "config.json").read_text())
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        name = "model.embed_tokens.weight"
+        shape = weights.get_slice(name).get_shape() if name in set(weights.keys()) else None
+    found = [config.get("vocab_size"), config.get("hidden_size")]
+    if config.get("model_type") != "llama" or found != shape:
+        raise ValueError(
+            f"{folder / 'config.json'} describes a {config.get('model_type')} with vocab_size and "
+            f"hidden_size {found}, expected a llama with those of model.safetensors, {shape}"
+        )
+
+
 def _load_prior(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
+    _check_config(folder)
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     loaded: Any = LlamaForCausalLM.from_pretrained(

@@ -165,8 +165,9 @@ def _check_copies(policy: AcceptancePolicy) -> None:
     dumped = parser.dump(parser.parse_object({"policy": config}))
     again = parser.instantiate(parser.parse_string(dumped)).policy
     assert again.to_config() == config, f"{policy!r}: YAML makes {again!r}"
-    if cls.strength is not None:
-        assert cls.strength in config["init_args"], f"{policy!r}: no {cls.strength}"
+    for named in ({cls.strength} - {None}, set(policy.exact_at or ())):
+        missing = named - set(policy.parameter_names())
+        assert not missing, f"{policy!r}: strength or exact_at names {missing}, no argument"
 
 
 def _check_decoding(policy: AcceptancePolicy, runs: int) -> None:
