@@ -87,6 +87,14 @@ class Candidates:
         """The same drafts with every token as a candidate (K = V)."""
         return self if self.every_token else replace(self, every_token=True)
 
+    def where(self, mask: Tensor) -> "Candidates":
+        """The n drafts at which ``mask``, bool ``[B, L]``, is True, as n images with L = 1 each."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors: dict[str, Any] = {
+            k: v[mask][:, None] for k, v in given.items() if isinstance(v, Tensor)
+        }
+        return replace(self, **tensors)
+
     def at(self, index: Tensor) -> "Candidates":
         """One draft per image (L = 1); ``index`` int64 ``[B]`` in [0, L)."""
 

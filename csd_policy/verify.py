@@ -43,6 +43,9 @@ class Verifier:
         window = torch.arange(drafts, device=q.device)
         inside = rows.done[:, None] + window < self.slots  # forced drafts are always right
         accepted = torch.where(free, uniform < b, inside).long().cumprod(1).sum(1)
+        if spent is None:
+            verified = (window <= accepted[:, None]) & free & ~exactly
+            spent = self._spent_where(verified, c)
         extra = self._extra(c, q, exactly, accepted, position, noise)
         finite = torch.isfinite(q.sum(-1))
         finite[:, :drafts] &= torch.isfinite(b) & torch.isfinite(spent)
@@ -82,11 +85,14 @@ class Verifier:
             risk=None if risk is None else risk.gather(1, position.clamp(min=0))[..., None],
         )
 
-    def _acceptance(self, rows: Rows, c: Candidates, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _acceptance(
+        self, rows: Rows, c: Candidates, free: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Acceptance of each draft, spent TV, and where the exact rule replaced the policy's.
 
         All ``[B, L]``. The replacement looks at the laws only, never at the drafted token: at fresh
-        drafts, and from the first place where the sum of spent TV would pass the budget.
+        drafts, and from the first place where the sum of spent TV would pass the budget. Spent TV
+        is None if it is to be found where drafts are verified.
         """
         if self.policy.exact:
             b = self.policy.acceptance(c)[..., 0]
@@ -96,6 +102,8 @@ class Verifier:
         if self.config.spent_tv == "estimate":
             b = torch.where(exactly, plain, self.policy.acceptance(c)[..., 0])
             return b, b - plain, exactly
+        if self.policy.costly and self.config.tv_budget is None:
+            return torch.where(exactly, plain, self.policy.acceptance(c)[..., 0]), None, exactly
         whole = c.whole()
         b = self.policy.acceptance(whole)
         spent = self.policy.spent_tv(whole, b)
@@ -104,6 +112,14 @@ class Verifier:
             exactly = exactly | (rows.spent[:, None] + charged.cumsum(1) > self.config.tv_budget)
         b = torch.where(exactly, plain, take(b, c.drafted, dim=2))
         return b, torch.where(exactly, 0.0, spent), exactly
+
+    def _spent_where(self, verified: Tensor, c: Candidates) -> Tensor:
+        """Spent TV ``[B, L]`` at the ``verified`` drafts, bool ``[B, L]``, and 0 elsewhere."""
+        spent = torch.zeros_like(c.tv[..., 0])
+        if verified.any():
+            chosen = c.where(verified).whole()
+            spent[verified] = self.policy.spent_tv(chosen, self.policy.acceptance(chosen))[:, 0]
+        return spent
 
     def _extra(
         self, c: Candidates, q: Tensor, exactly: Tensor, accepted: Tensor, position: Tensor,

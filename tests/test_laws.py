@@ -78,10 +78,10 @@ POLICIES = [
     Amplify(2.0),
     CoolSD(2.0),
     EntropyAware(1.0),
-    GSD(group=3, d_threshold=1.0),
+    GSD(group=3, p_threshold=0.5, d_threshold=1.0),
     LANTERN(k=2, delta=0.3),
     Veto(CSD(delta=0.9), min_ratio=0.4),
-    Blend(JacobiMatch(), GSD(d_threshold=1.0), 0.6),
+    Blend(JacobiMatch(), GSD(p_threshold=0.5, d_threshold=1.0), 0.6),
     RiskGated(CSD(lam=1.0, delta=0.9), RISK),
 ]
 DRAFTS = [Independent(), Gumbel(), MaximalCoupling()]

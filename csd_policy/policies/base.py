@@ -30,6 +30,8 @@ class AcceptancePolicy(Parametrized, ABC):
         exact_at: settings at which it must equal ``Exact`` decision by decision.
         strength: the name of its tunable, None if it has none.
         risk: the risk map that the loop computes for it, if it needs one.
+        costly: the rule takes long for all tokens at once; the loop then asks for them only where a
+            draft was verified, at the price of one more host read a pass (not with a budget).
     """
 
     exact: bool = False
@@ -38,6 +40,7 @@ class AcceptancePolicy(Parametrized, ABC):
     exact_at: ClassVar[Mapping[str, Any] | None] = None
     strength: ClassVar[str | None] = None
     risk: RiskMap | None = None
+    costly: bool = False
 
     @abstractmethod
     def accept_prob(self, c: Candidates) -> Tensor:

@@ -32,6 +32,7 @@ class _Wrapper(AcceptancePolicy):
                 )
         self.exact = all(policy.exact for policy in inner)
         self.may_veto = any(policy.may_veto for policy in inner)
+        self.costly = any(policy.costly for policy in inner)
         self.needs = frozenset().union(*(policy.needs for policy in inner))
         maps = [policy.risk for policy in (self, *inner) if policy.risk is not None]
         if any(repr(other) != repr(maps[0]) for other in maps):
