@@ -10,16 +10,24 @@ from torch import Tensor
 
 from csd_policy.candidates import Candidates
 from csd_policy.decoder import JacobiDecoder
-from csd_policy.drafts import DraftStrategy, Gumbel, Independent
-from csd_policy.policies import CSD, AcceptancePolicy, EntropyOnly, Exact, TVGate
+from csd_policy.drafts import DraftStrategy, Gumbel, Independent, MaximalCoupling
+from csd_policy.policies import (
+    CSD,
+    AcceptancePolicy,
+    Amplify,
+    Blend,
+    EntropyOnly,
+    Exact,
+    TVGate,
+)
 from csd_policy.sampling import law
 from csd_policy.testing import TableModel, random_table
 from csd_policy.trace import ACCEPTED, BONUS, RESAMPLED, Trace
 from csd_policy.types import DecodeConfig
 
-DRAFTS = [Independent(), Gumbel()]
+DRAFTS = [Independent(), Gumbel(), MaximalCoupling("above")]
 POLICIES = [Exact(), CSD(delta=0.6), CSD(delta=0.6, normalize_entropy=True), EntropyOnly(0.2),
-            TVGate(0.5)]  # fmt: skip
+            TVGate(0.5), Amplify(2.0), Blend(Exact(), TVGate(0.8))]  # fmt: skip
 
 
 def wide_table(codes: int = 24, size: int = 6, **kwargs: Any) -> TableModel:
