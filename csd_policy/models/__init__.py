@@ -4,18 +4,19 @@ import importlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from csd_policy.models.base import ImageTokenModel
 
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SHIPPED = Path(__file__).parent / "weights"
 ADAPTERS = {  # import paths by model_type, each imported when it is used
     "janus": "csd_policy.models.janus.Janus",
 }
 
-__all__ = ["ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
+__all__ = ["Dtype", "ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
 
 
 def shipped_models() -> list[str]:
