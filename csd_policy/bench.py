@@ -110,6 +110,7 @@ def make_model(size: int | None, device: torch.device) -> "EmojiScenes":
             torch.manual_seed(0)
             model._prior = LlamaForCausalLM(config).eval().requires_grad_(False)
             model.codebook = torch.randn(size, 8).to(device)
+        model.backbone = model._prior.model
         model._prior.to(device)  # type: ignore[arg-type]  # transformers' stub of Module.to
         model.name, model.num_codes = "random weights", size
     return model

@@ -61,10 +61,14 @@ class RaggedCache(Cache):
         super().__init__(layers=list(self._ragged))
         self.length = length
 
-    def at(self, slots: Tensor) -> dict[str, Any]:
-        """Arguments of a forward pass whose tokens lie at ``slots``, int64 ``[R, W]``."""
+    def at(self, slots: Tensor, shift: Tensor | int = 0) -> dict[str, Any]:
+        """Arguments of a forward pass whose tokens lie at ``slots``, int64 ``[R, W]``.
+
+        ``shift``, int64 ``[R, 1]``, is added to them for the positions.
+        """
         for layer in self._ragged:
             layer.slots = slots
         places = torch.arange(self.length, device=slots.device)
         mask = (places <= slots[..., None])[:, None]  # [R, 1, W, length]: see what is not later
-        return {"cache": self, "use_cache": True, "attention_mask": mask, "position_ids": slots}
+        positions = slots + shift
+        return {"cache": self, "use_cache": True, "attention_mask": mask, "position_ids": positions}

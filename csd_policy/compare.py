@@ -29,7 +29,7 @@ def run(comparison: Comparison) -> str:
         ValueError: a wrong setting, or a folder with results of other settings (names the field).
     """
     c, output, mode = comparison, Path(comparison.output), tracking.choose_mode(comparison.wandb)
-    model = load_model(c.model, c.device)
+    model = load_model(c.model, c.device, getattr(torch, c.dtype))
     model.check_prompts(c.prompts)
     prepare_folder(output)
     with locked(output):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from csd_policy.drafts import DraftStrategy, Independent
+from csd_policy.models import Dtype
 from csd_policy.policies import AcceptancePolicy, Exact
 from csd_policy.provenance import check_manifest, package_version
 from csd_policy.results import load_row
@@ -89,6 +90,7 @@ class Comparison:
         output: folder to write to.
         batch_size: images decoded at once, 1 or more.
         device: where to run; default is CUDA if there is a card, else the CPU.
+        dtype: of the network; laws are computed in float32 or better.
         wandb: where wandb mirrors the files; default is offline without WANDB_API_KEY, else online.
         project: of wandb.
     """
@@ -100,6 +102,7 @@ class Comparison:
     output: str = "outputs/compare"
     batch_size: int = 16
     device: str | None = None
+    dtype: Dtype = "float32"
     wandb: Literal["online", "offline", "disabled"] | None = None
     project: str = "csd-policy"
 

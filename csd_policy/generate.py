@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.figures import decode_figure
-from csd_policy.models import load_model
+from csd_policy.models import Dtype, load_model
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.progress import pass_bar
 from csd_policy.results import image_row, prepare_folder, save_image, slug, write_atomic
@@ -32,6 +34,7 @@ def generate(
     tv_budget: float | None = None,
     spent_tv: SpentTV = "exact",
     device: str | None = None,
+    dtype: Dtype = "float32",
     batch_size: int = 8,
 ) -> list[dict[str, Any]]:
     """Draw pictures and show how each token was committed.
@@ -55,6 +58,7 @@ def generate(
         tv_budget: most spent TV per image, 0 or more; default is no bound.
         spent_tv: sum it over all tokens, or estimate it at the drafted one (large codebooks).
         device: where to run; default is CUDA if there is a card, else the CPU.
+        dtype: of the network; laws are computed in float32 or better.
         batch_size: images decoded at once, 1 or more.
 
     Returns:
@@ -68,7 +72,7 @@ def generate(
     )
     jobs = plan(prompt, seed, num_images)
     check_seeds([""] * len(jobs), [number for _, number in jobs.values()])
-    image_model = load_model(model, device)
+    image_model = load_model(model, device, getattr(torch, dtype))
     image_model.check_prompts(prompt)
     prepare_folder(Path(output))
     decoder = JacobiDecoder(image_model, policy, draft, config)

@@ -2,16 +2,21 @@
 
 import importlib
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from csd_policy.models.base import ImageTokenModel
 
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SHIPPED = Path(__file__).parent / "weights"
+ADAPTERS = {  # import paths by model_type, each imported when it is used
+    "janus": "csd_policy.models.janus.Janus",
+}
 
-__all__ = ["ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
+__all__ = ["Dtype", "ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
 
 
 def shipped_models() -> list[str]:
@@ -23,28 +28,58 @@ def load_model(
     name_or_folder: str | Path = "emoji-scenes",
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> ImageTokenModel:
     """Load a model with its weights.
 
+    The adapter is found from the checkpoint itself: by ``model_type`` in its config.json, or by
+    ``image_model.json``, which names a class.
+
     Args:
-        name_or_folder: a local folder, else the name of a shipped model.
+        name_or_folder: a local folder, the name of a shipped model, or an id ``owner/name`` on the
+            Hugging Face hub (downloaded unless HF_HUB_OFFLINE=1).
         device: default is CUDA if there is a card, else the CPU.
         dtype: of the network; laws are computed in at least fp32.
+        options: of transformers' ``from_pretrained``: ``attn_implementation``, ``device_map``,
+            ``quantization_config``.
 
     Raises:
-        ValueError: there is no such model, or the folder is not one that an adapter can read.
+        ValueError: there is no such model, no adapter reads it, or its weights do not fit.
     """
-    folder = Path(name_or_folder)
-    if not folder.is_dir():
-        folder = SHIPPED / str(name_or_folder)
-    layout = folder / "image_model.json"
-    if not layout.is_file():
-        raise ValueError(
-            f"no model {str(name_or_folder)!r}: neither a folder with image_model.json "
-            f"nor a shipped model (there are {', '.join(shipped_models())})"
+    name = str(name_or_folder)
+    folder = Path(name_or_folder) if Path(name_or_folder).is_dir() else SHIPPED / name
+    where = find_device(device)
+    if (folder / "image_model.json").is_file():
+        model: ImageTokenModel = adapter_of(folder / "image_model.json")(
+            folder, where, dtype, **options
         )
-    model: ImageTokenModel = adapter_of(layout)(folder, find_device(device), dtype)
-    return model
+        return model
+    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise ValueError(
+            f"no model {name!r}: neither a folder, nor a shipped model "
+            f"({', '.join(shipped_models())}), nor an id owner/name of the Hugging Face hub"
+        )
+    found: ImageTokenModel = _adapter_for(name)(name, where, dtype, **options)
+    return found
+
+
+def _adapter_for(source: str) -> Any:
+    """The adapter of ``ADAPTERS`` for the ``model_type`` in the config.json of ``source``."""
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise ValueError(f"{source} has neither image_model.json nor config.json")
+    from transformers import PretrainedConfig
+
+    try:
+        config, _ = PretrainedConfig.get_config_dict(source)
+    except OSError as error:
+        raise ValueError(f"no model {source!r}: {error}") from error
+    kind = config.get("model_type")
+    if kind not in ADAPTERS:
+        raise ValueError(
+            f"{source}: config.json has model_type {kind!r}, expected one of {', '.join(ADAPTERS)}"
+        )
+    module, _, cls = ADAPTERS[kind].rpartition(".")
+    return getattr(importlib.import_module(module), cls)
 
 
 def find_device(device: str | torch.device | None) -> torch.device:

@@ -49,6 +49,12 @@ class ImageTokenModel(ABC):
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Raise ValueError if the model cannot read a prompt; called before any work."""
 
+    def check_codes(self, tokens: Tensor) -> None:
+        """Raise ValueError if ``tokens`` holds anything but codebook ids."""
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.num_codes:
+            raise ValueError(f"codes are in [{low}, {high}], expected [0, {self.num_codes})")
+
     @abstractmethod
     def prefill(self, prompts: Sequence[str], guided: bool, window: int) -> Any:
         """Read the prompts up to, but not including, their last token; allocate the cache.

@@ -3,7 +3,6 @@
 import difflib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from csd_policy.cache import RaggedCache
-from csd_policy.models.base import ImageTokenModel
+from csd_policy.models.transformer import PromptState, TransformerModel
 from csd_policy.models.vq import VQAutoencoder
 from csd_policy.types import SamplingDefaults
 
@@ -25,15 +23,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 MOST_WORDS = 16  # captions in training have at most 9
 
 
-@dataclass
-class PromptState:
-    """The cache, and the place of each row's last prompt token in it, int64 ``[R]``."""
-
-    cache: RaggedCache
-    last: Tensor
-
-
-class EmojiScenes(ImageTokenModel):
+class EmojiScenes(TransformerModel):
     """Draws emoji scenes of 96x96 pixels from captions of a closed vocabulary.
 
     Captions: ``[two|three|four] NAME(S) on TONE plain|photo`` or
@@ -67,12 +57,12 @@ class EmojiScenes(ImageTokenModel):
         self.dtype = dtype
         self._first = int(layout["first_image_token"])
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        self._boi = int(self._tokenizer.convert_tokens_to_ids("<boi>"))
         self._prior = _load_prior(folder, dtype)
         self._prior.to(device)  # type: ignore[arg-type]  # transformers' stub of Module.to
         self._vq = VQAutoencoder.from_folder(folder).to(device)
         self.codebook = self._vq.codebook
         self.code_of_slot = torch.arange(self.grid[0] * self.grid[1], device=device)
+        self.backbone = self._prior.model
         self._words = [w for w in self._tokenizer.get_vocab() if not w.startswith("<")]
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
@@ -96,28 +86,13 @@ class EmojiScenes(ImageTokenModel):
     def prefill(self, prompts: Sequence[str], guided: bool, window: int) -> PromptState:
         texts = [*prompts, *([""] * len(prompts) if guided else [])]
         batch = self._tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
-        ids = batch["input_ids"].to(self.device)
-        last = batch["attention_mask"].to(self.device).sum(1) - 1
-        # what lies at or behind a row's last token is overwritten before it is seen
-        ids = ids[:, :-1]
-        length = ids.shape[1] + len(self.code_of_slot) + window + 1
-        cache = RaggedCache(self._prior.config, length)
-        slots = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        self._prior.model(input_ids=ids, **cache.at(slots))
-        return PromptState(cache, last)
+        lengths = batch["attention_mask"].to(self.device).sum(1)
+        words = self.backbone.get_input_embeddings()(batch["input_ids"].to(self.device))
+        return self.start(words, lengths, window)
 
-    def embed(self, state: PromptState, codes: Tensor, slots: Tensor) -> Tensor:
-        vocabulary_ids = torch.where(slots < 0, self._boi, codes + self._first)
-        embeddings: Tensor = self._prior.model.embed_tokens(vocabulary_ids)
+    def embed_codes(self, codes: Tensor) -> Tensor:
+        embeddings: Tensor = self.backbone.get_input_embeddings()(codes + self._first)
         return embeddings
-
-    def forward(self, state: PromptState, embeddings: Tensor, slots: Tensor) -> Tensor:
-        branches = len(state.last) // len(slots)
-        places = state.last[:, None] + 1 + slots.repeat(branches, 1)
-        inputs = embeddings.repeat(branches, 1, 1)
-        output = self._prior.model(inputs_embeds=inputs, **state.cache.at(places))
-        hidden: Tensor = output.last_hidden_state
-        return hidden
 
     def head(self, hidden: Tensor) -> Tensor:
         weight = self._prior.lm_head.weight[self._first : self._first + self.num_codes]
@@ -125,10 +100,7 @@ class EmojiScenes(ImageTokenModel):
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> list[Image.Image]:
-        if tokens.min() < 0 or tokens.max() >= self.num_codes:
-            raise ValueError(
-                f"codes are in [{tokens.min()}, {tokens.max()}], expected [0, {self.num_codes})"
-            )
+        self.check_codes(tokens)
         pictures = []
         for part in tokens.to(self.device).split(32):
             pixels = ((self._vq.decode(part) + 1) * 127.5).round().clamp(0, 255)

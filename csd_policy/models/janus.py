@@ -1,0 +1,91 @@
+"""Janus-Pro 1B and 7B (arXiv 2501.17811), by transformers' Janus classes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import JanusForConditionalGeneration, JanusProcessor
+
+from csd_policy.models.transformer import (
+    PromptState,
+    TransformerModel,
+    load_checkpoint,
+    pad_right,
+    to_pictures,
+)
+from csd_policy.types import SamplingDefaults
+
+
+class Janus(TransformerModel):
+    """Draws 384x384 pixels as 24x24 codes of a codebook of 16384.
+
+    The unconditional prompt is the conditional one with every token but the first and the last
+    replaced by the padding token, which is attended to, as in the release.
+
+    Args:
+        source: folder, or hub id such as ``deepseek-community/Janus-Pro-1B``.
+        options: of ``from_pretrained``.
+    """
+
+    defaults = SamplingDefaults(guidance_scale=5.0)
+    example_prompts = (
+        "A photo of a red bus in front of a lake",
+        "A close-up high-contrast photo of Sydney Opera House sitting next to Eiffel tower",
+        "A cute corgi with sunglasses on a beach",
+    )
+
+    def __init__(
+        self, source: str, device: torch.device, dtype: torch.dtype, **options: Any
+    ) -> None:
+        model = load_checkpoint(JanusForConditionalGeneration, source, dtype, **options)
+        self._model = model if "device_map" in options else model.to(device)
+        self._processor = JanusProcessor.from_pretrained(source)
+        config = model.config
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        self.name, self.dtype, self.grid = source, dtype, (side, side)
+        self.backbone = model.model.language_model
+        self.codebook = model.model.vqmodel.quantize.embedding.weight
+        self.num_codes = len(self.codebook)
+        self.code_of_slot = torch.arange(side * side, device=device)
+
+    def prefill(self, prompts: Sequence[str], guided: bool, window: int) -> PromptState:
+        rows = [self._ids(prompt) for prompt in prompts]
+        if guided:
+            pad = self._processor.tokenizer.pad_token_id
+            for ids in rows[: len(prompts)]:
+                blank = torch.full_like(ids, pad)
+                blank[0], blank[-1] = ids[0], ids[-1]
+                rows.append(blank)
+        ids, lengths = pad_right(rows)
+        # positions as transformers counts them, with padding on the left
+        return self.start(self._words(ids), lengths, window, shift=ids.shape[1] - lengths)
+
+    def _ids(self, prompt: str) -> Tensor:
+        """Token ids of a prompt, int64 ``[P]``; the last one begins the image."""
+        text = prompt
+        if self._processor.chat_template is not None:
+            content: Any = [{"type": "text", "text": prompt}]
+            text = self._processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            )
+        batch = self._processor(text=[text], generation_mode="image", return_tensors="pt")
+        ids: Tensor = batch["input_ids"][0].to(self.device)
+        return ids
+
+    def _words(self, ids: Tensor) -> Tensor:
+        embeddings: Tensor = self.backbone.get_input_embeddings()(ids)
+        return embeddings
+
+    def embed_codes(self, codes: Tensor) -> Tensor:
+        embeddings: Tensor = self._model.prepare_embeddings_for_image_generation(codes)
+        return embeddings
+
+    def head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._model.model.generation_head(hidden)
+        return logits
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> list[Any]:
+        self.check_codes(tokens)
+        return to_pictures(self._model.decode_image_tokens(tokens.to(self.device)))

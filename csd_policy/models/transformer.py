@@ -1,0 +1,122 @@
+"""What adapters of transformers' classes share: prompts, cache, forced tokens, loading."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from csd_policy.cache import RaggedCache
+from csd_policy.models.base import ImageTokenModel
+
+
+@dataclass(frozen=True)
+class PromptState:
+    """The cache and where each of R rows (conditional ones first) stands in it.
+
+    Attributes:
+        cache: keys and values.
+        last: place of the last prompt token, which is slot -1, int64 ``[R]``.
+        shift: what is added to a place for its position, int64 ``[R, 1]``.
+        end: embedding of the last prompt token, ``[R, D]``.
+    """
+
+    cache: RaggedCache
+    last: Tensor
+    shift: Tensor
+    end: Tensor
+
+
+class TransformerModel(ImageTokenModel):
+    """An ``ImageTokenModel`` whose network is a decoder of transformers.
+
+    An adapter sets the attributes of ``ImageTokenModel`` and these, and writes ``prefill`` (by
+    ``start``), ``embed_codes``, ``head`` and ``decode``.
+
+    Attributes:
+        backbone: the decoder without a head.
+        forced: vocabulary id of each slot, int64 ``[S]``, -1 where it holds a code; None if all do.
+    """
+
+    backbone: Any  # a PreTrainedModel
+    forced: Tensor | None = None
+
+    def embed_codes(self, codes: Tensor) -> Tensor:
+        """Input embeddings ``[..., D]`` of codebook ids."""
+        raise NotImplementedError
+
+    def start(
+        self, inputs: Tensor, lengths: Tensor, window: int, shift: Tensor | None = None
+    ) -> PromptState:
+        """Run the prompts up to their last tokens.
+
+        Args:
+            inputs: embeddings of the prompts, padded on the right, ``[R, P, D]``.
+            lengths: of the prompts, int64 ``[R]``, 1 or more.
+            window: largest number of slots of a later pass.
+            shift: position of each row's first token, int64 ``[R]``; default 0.
+        """
+        rows, width, _ = inputs.shape
+        length = width + len(self.code_of_slot) + window
+        cache = RaggedCache(self.backbone.config, length)
+        moved = torch.zeros_like(lengths) if shift is None else shift
+        end = inputs[torch.arange(rows, device=inputs.device), lengths - 1]
+        state = PromptState(cache, lengths - 1, moved[:, None], end)
+        if width > 1:  # what lies at or behind a row's last token is overwritten before it is seen
+            places = torch.arange(width - 1, device=inputs.device).expand(rows, -1)
+            self.backbone(inputs_embeds=inputs[:, :-1], **cache.at(places, state.shift))
+        return state
+
+    def embed(self, state: PromptState, codes: Tensor, slots: Tensor) -> Tensor:
+        if self.forced is None:
+            return self.embed_codes(codes)
+        forced = self.forced[slots.clamp(0, len(self.forced) - 1)]
+        tokens: Tensor = self.backbone.get_input_embeddings()(forced.clamp(min=0))
+        return torch.where(forced[..., None] >= 0, tokens, self.embed_codes(codes))
+
+    def forward(self, state: PromptState, embeddings: Tensor, slots: Tensor) -> Tensor:
+        branches = len(state.last) // len(slots)
+        slots = slots.repeat(branches, 1)
+        inputs = embeddings.repeat(branches, 1, 1)
+        inputs = torch.where(slots[..., None] < 0, state.end[:, None], inputs)
+        places = state.last[:, None] + 1 + slots
+        output = self.backbone(inputs_embeds=inputs, **state.cache.at(places, state.shift))
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+
+def pad_right(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows ``[P_i, ...]`` as one tensor ``[R, P, ...]``, padded with 0, and their lengths."""
+    lengths = torch.tensor([len(row) for row in rows], device=rows[0].device)
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), lengths
+
+
+def to_pictures(pixels: Tensor) -> list[Image.Image]:
+    """PIL pictures of float pixels in [-1, 1], ``[B, H, W, 3]``."""
+    array = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+    return [Image.fromarray(picture) for picture in array]
+
+
+def load_checkpoint(cls: Any, source: str, dtype: torch.dtype, **options: Any) -> Any:
+    """``cls.from_pretrained`` with every weight in place, in evaluation mode.
+
+    Args:
+        source: folder, or id on the Hugging Face hub.
+        options: of ``from_pretrained``: ``attn_implementation``, ``device_map``,
+            ``quantization_config``, ...
+
+    Raises:
+        ValueError: weights are missing, are left over, or have another shape.
+        OSError: there is no such checkpoint; the text is that of transformers.
+    """
+    model, info = cls.from_pretrained(
+        source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+    )
+    wrong = {
+        kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and "error" not in kind
+    }
+    if wrong:
+        raise ValueError(f"the weights of {source} do not fit {cls.__name__}: {wrong}")
+    return model.eval().requires_grad_(False)
