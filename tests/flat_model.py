@@ -39,5 +39,5 @@ import csd_policy.compare, csd_policy.generate
 from csd_policy.cli import main
 from flat_model import FlatModel
 
-csd_policy.compare.load_model = csd_policy.generate.load_model = lambda name, device: FlatModel()
+csd_policy.compare.load_model = csd_policy.generate.load_model = lambda *_: FlatModel()
 """  # the head of a script that runs the command line on FlatModel

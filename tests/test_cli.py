@@ -15,7 +15,7 @@ import csd_policy.generate
 from csd_policy import JacobiDecoder, Trace
 from csd_policy.arguments import find_config, join_repeated, make_parser, one_line
 from csd_policy.cli import VERBS, main
-from csd_policy.drafts import Gumbel
+from csd_policy.drafts import Gumbel, Independent
 from csd_policy.generate import generate, plan
 from csd_policy.models import shipped_models
 from csd_policy.policies import CSD, TVGate
@@ -25,7 +25,7 @@ LIGHT = ["wandb", "matplotlib", "lightning", "transformers", "lpips", "segment_a
 
 @pytest.fixture(autouse=True)
 def _flat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(csd_policy.generate, "load_model", lambda name, device: FlatModel())
+    monkeypatch.setattr(csd_policy.generate, "load_model", lambda *_: FlatModel())
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))  # undone at the end, with what `main` adds
 
@@ -155,7 +155,7 @@ def test_generate_writes_what_the_decoder_draws(capsys: pytest.CaptureFixture[st
         assert Trace.load(f"out/{stem}.safetensors").pass_number.equal(result.trace.pass_number)
         with Image.open(f"out/{stem}.png") as picture:
             assert picture.text["prompt"] == prompt and picture.text["seed"] == str(seed)
-            assert json.loads(picture.text["settings"])["draft"] == "Gumbel()"
+            assert json.loads(picture.text["settings"])["draft"] == repr(Gumbel())
         with Image.open(f"out/{stem}_heat.png") as heat:
             assert heat.width > 1000
 
@@ -163,7 +163,7 @@ def test_generate_writes_what_the_decoder_draws(capsys: pytest.CaptureFixture[st
 def test_the_defaults_of_generate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--prompt", "cat"]) == 0
     row = json.loads(Path("outputs/generate/cat_0.json").read_text())
-    assert (row["policy"], row["draft"]) == (repr(CSD()), "Independent()")
+    assert (row["policy"], row["draft"]) == (repr(CSD()), repr(Independent()))
     assert row["decode"]["window"] == 16
     assert generate(["cat"], output="again")[0]["seed"] == 0
     assert json.loads(Path("again/cat_0.json").read_text())["tokens"] == row["tokens"]

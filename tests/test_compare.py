@@ -38,7 +38,7 @@ PROMPTS = ["a cat", "two dogs", "an owl"]
 
 @pytest.fixture(autouse=True)
 def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csd_policy.compare, "load_model", lambda name, device: FlatModel())
+    monkeypatch.setattr(csd_policy.compare, "load_model", lambda *_: FlatModel())
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_the_plan_needs_no_model(
     assert sorted(Path(comparison.output).rglob("*")) == before
     lines = capsys.readouterr().out.splitlines()
     assert any("6 per method, 18 in all, in batches of 4" in line for line in lines)
-    ends = {line.split("  ")[0]: line.split()[-2:] for line in lines if "()" in line}
+    ends = {line.split("  ")[0]: line.split()[-2:] for line in lines if "(start=" in line}
     assert ends == {"AR": ["6", "0"], "Exact": ["0", "6"], "CSD .5": ["0", "6"]}
 
 

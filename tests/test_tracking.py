@@ -31,7 +31,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results") / "small"
     methods = [Method("AR", window=1), Method("CSD .5", CSD(delta=0.5), window=4)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csd_policy.compare, "load_model", lambda name, device: FlatModel())
+        patch.setattr(csd_policy.compare, "load_model", lambda *_: FlatModel())
         run(Comparison(methods, ["cat", "dog"], output=str(folder), wandb="disabled"))
     return folder
 
@@ -204,7 +204,7 @@ def test_a_failing_tracker_leaves_the_comparison_alone(
 ) -> None:
     (tmp_path / "wandb.py").write_text("raise OSError('disk full')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(csd_policy.compare, "load_model", lambda name, device: FlatModel())
+    monkeypatch.setattr(csd_policy.compare, "load_model", lambda *_: FlatModel())
     plan = Comparison([Method("AR", window=1)], ["cat"], output=str(tmp_path / "o"))
     assert "AR" in run(replace(plan, wandb="offline"))
     (record,) = (r for r in caplog.records if r.levelno >= logging.WARNING)

@@ -16,7 +16,7 @@ ADAPTERS = {  # import paths by model_type, each imported when it is used
     "janus": "csd_policy.models.janus.Janus",
 }
 
-__all__ = ["Dtype", "ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
+__all__ = ["ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
 
 
 def shipped_models() -> list[str]:
