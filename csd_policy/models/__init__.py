@@ -12,6 +12,8 @@ from csd_policy.models.base import ImageTokenModel
 
 SHIPPED = Path(__file__).parent / "weights"
 ADAPTERS = {  # import paths by model_type, each imported when it is used
+    "emu3": "csd_policy.models.emu3.Emu3",
+    "emu3_text_model": "csd_policy.models.emu3.Emu3",
     "janus": "csd_policy.models.janus.Janus",
 }
 
