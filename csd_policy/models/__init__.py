@@ -12,6 +12,7 @@ from csd_policy.models.base import ImageTokenModel
 
 SHIPPED = Path(__file__).parent / "weights"
 ADAPTERS = {  # import paths by model_type, each imported when it is used
+    "chameleon": "csd_policy.models.chameleon.Chameleon",
     "janus": "csd_policy.models.janus.Janus",
 }
 
