@@ -59,7 +59,7 @@ class Chameleon(TransformerModel):
         vqgan: str | Path | None = None,
         **options: Any,
     ) -> None:
-        config = ChameleonConfig.from_pretrained(source)
+        config: Any = ChameleonConfig.from_pretrained(source)
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         written = find_layout(config, source, layout, size, vocabulary)
