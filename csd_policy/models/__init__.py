@@ -13,6 +13,7 @@ from csd_policy.models.base import ImageTokenModel
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SHIPPED = Path(__file__).parent / "weights"
 ADAPTERS = {  # import paths by model_type, each imported when it is used
+    "chameleon": "csd_policy.models.chameleon.Chameleon",
     "emu3": "csd_policy.models.emu3.Emu3",
     "emu3_text_model": "csd_policy.models.emu3.Emu3",
     "janus": "csd_policy.models.janus.Janus",

@@ -1,0 +1,331 @@
+"""Lumina-mGPT 1.0 and Anole: the adapter against transformers' Chameleon on tiny checkpoints."""
+
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.stats import chi2  # type: ignore[import-untyped]
+from tiny_chameleon import code_names, tiny_chameleon, tiny_vqgan, vqgan_pixels
+from tiny_models import PROMPTS
+from torch import Tensor
+from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerFast
+
+from csd_policy import load_model
+from csd_policy.decoder import JacobiDecoder
+from csd_policy.models import chameleon_layout
+from csd_policy.models.chameleon import Chameleon
+from csd_policy.policies import Exact
+from csd_policy.types import DecodeConfig, SamplingDefaults
+
+ROW = ["code"] * 8 + ["<reserved08799>"]
+LUMINA = {  # 128x64 pixels: 2 and 4 times 32 pixels
+    "text": "Generate an image of 128x64 according to the following prompt:\n",
+    "opening": ["<racm3:break>", "<reserved08802>", "<reserved08804>"],
+    "blank": ["<racm3:break>", "<reserved08802>", "<reserved08804>"],
+    "slots": [*ROW * 4, "<eoss>"],
+}
+ANOLE = {
+    "text": "",
+    "opening": ["<racm3:break>"],
+    "blank": ["<s>", "<racm3:break>"],
+    "slots": ["code"] * 16,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of 1 and of at most 9 patches in addition to those of the release."""
+    monkeypatch.setattr(chameleon_layout, "RESOLUTIONS", (32, 96, 512, 768, 1024))
+
+
+@pytest.fixture(scope="module")
+def lumina(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_chameleon(tmp_path_factory.mktemp("lumina"), "lumina")
+
+
+@pytest.fixture(scope="module")
+def anole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_chameleon(tmp_path_factory.mktemp("anole"), "anole")
+
+
+def prompt_vocab_ids(folder: Path, layout: dict, prompt: str) -> tuple[list[int], dict[str, int]]:
+    """Vocab ids of a prompt up to slot 0, and those of all names."""
+    names = PreTrainedTokenizerFast.from_pretrained(folder).get_vocab()
+    words = [names.get(w, names["<unk>"]) for w in (layout["text"] + prompt).split()]
+    ends = [names[n] for n in ("<reserved08706>", *layout["opening"])]
+    return [names["<s>"], *words, *ends], names
+
+
+def greedy_of_transformers(
+    folder: Path, layout: dict, dtype: torch.dtype, scale: float
+) -> tuple[Tensor, list[str]]:
+    """Codes ``[B, N]`` of ``generate``, which masks codes unless the map lacks their names."""
+    rows = [prompt_vocab_ids(folder, layout, prompt)[0] for prompt in PROMPTS]
+    names = prompt_vocab_ids(folder, layout, "")[1]
+    model = ChameleonForConditionalGeneration.from_pretrained(
+        folder / "hf", dtype=dtype, vocabulary_map={"<image>": names["<image>"]}
+    )
+    width = max(map(len, rows))
+    padded = torch.tensor([[1] * (width - len(row)) + row for row in rows])
+    shown = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    of_codes = [names[n] for n in code_names(64)]
+
+    def allowed(row: int, written: Tensor) -> list[int]:
+        name = layout["slots"][len(written) - width]
+        return of_codes if name == "code" else [names[name]]
+
+    blank = torch.tensor([[names[n] for n in layout["blank"]]] * len(rows))
+    found = model.generate(
+        padded, attention_mask=shown, do_sample=False, guidance_scale=scale,
+        negative_prompt_ids=blank if scale != 1 else None, max_new_tokens=len(layout["slots"]),
+        prefix_allowed_tokens_fn=allowed,
+    )[:, width:]  # fmt: skip
+    code_of = {vocab_id: code for code, vocab_id in enumerate(of_codes)}
+    codes = [[code_of[i] for i in row if i in code_of] for row in found.tolist()]
+    by_id = {i: "code" if n.startswith("IMGIMG") else n for n, i in names.items()}
+    return torch.tensor(codes), [by_id[i] for i in found[0].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "scale"),
+    [
+        ("lumina", torch.float32, 4.0),
+        ("lumina", torch.float64, 4.0),
+        ("lumina", torch.float32, 1.0),
+        ("anole", torch.float32, 3.0),
+        ("anole", torch.float64, 3.0),
+    ],
+    ids=str,
+)
+def test_greedy_decoding_is_that_of_transformers(
+    kind: str, dtype: torch.dtype, scale: float, request: pytest.FixtureRequest
+) -> None:
+    """Token for token, for prompts of different lengths in one batch, with the forced tokens."""
+    folder: Path = request.getfixturevalue(kind)
+    layout = LUMINA if kind == "lumina" else ANOLE
+    expected, slots = greedy_of_transformers(folder, layout, dtype, scale)
+    model = load_model(folder, "cpu", dtype, **({"size": "128x64"} if kind == "lumina" else {}))
+    assert isinstance(model, Chameleon) and len(expected.unique()) > 4
+    assert slots == layout["slots"] and model.forced is not None
+    names = prompt_vocab_ids(folder, layout, "")[1]
+    assert model.forced.tolist() == [names.get(n, -1) for n in slots]
+    for window in (1, 4, 16):
+        config = DecodeConfig(window=window, temperature=0.0, guidance_scale=scale)
+        result = JacobiDecoder(model, config=config).generate(PROMPTS, [0, 1, 2])
+        assert result.tokens.equal(expected)
+        assert window == 1 or min(result.stats.forward_passes) < len(slots)
+
+
+def exact_law(folder: Path, count: int, scale: float, row_end: bool = True) -> Tensor:
+    """Joint law ``[V, V, V]`` of the first three codes, by full forward passes without a cache.
+
+    Without ``row_end`` the newline in front of the third code is left out.
+    """
+    layout = {**LUMINA, "text": LUMINA["text"].replace("128x64", "32x32")}
+    layout["opening"] = layout["blank"] = ["<racm3:break>", "<reserved08801>", "<reserved08801>"]
+    prompt, names = prompt_vocab_ids(folder, layout, "w1 w2")
+    reference = ChameleonForConditionalGeneration.from_pretrained(folder / "hf")
+    of_codes = torch.tensor([names[n] for n in code_names(count)])
+    newline = torch.tensor([names["<reserved08799>"]])
+
+    def laws(codes: Tensor) -> Tensor:  # [M, n] to [M, V]
+        image = of_codes[codes]
+        if codes.shape[1] == 2 and row_end:
+            image = torch.cat([image, newline.expand(len(image), 1)], 1)
+        starts = [prompt, [names[n] for n in layout["blank"]]]
+        rows = [torch.tensor(start).expand(len(image), -1) for start in starts]
+        cond, uncond = (
+            reference.lm_head(
+                reference.model(torch.cat([row, image], 1), use_cache=False).last_hidden_state[
+                    :, -1
+                ]
+            )[:, of_codes].double()
+            for row in rows
+        )
+        return (uncond + scale * (cond - uncond)).softmax(-1)
+
+    with torch.no_grad():
+        every = torch.arange(count)
+        first = laws(torch.empty(1, 0, dtype=torch.int64))[0]
+        second = laws(every[:, None])
+        third = laws(torch.cartesian_prod(every, every)).view(count, count, count)
+    return first[:, None, None] * second[:, :, None] * third
+
+
+def log10_p(codes: Tensor, law: Tensor) -> float:
+    """Chi-square test of codes ``[R, 3]`` in 64 cells, log10 of the p-value."""
+    found = ((codes % 4) * torch.tensor([16, 4, 1])).sum(1).bincount(minlength=64).double()
+    cells = [law[i::4, j::4, k::4].sum() for i, j, k in itertools.product(range(4), repeat=3)]
+    expected = torch.stack(cells) * len(codes)
+    assert expected.sum().item() == pytest.approx(len(codes)) and expected.min() >= 5
+    statistic = float(((found - expected) ** 2 / expected).sum())
+    return float(chi2.logsf(statistic, 63)) / math.log(10)
+
+
+def test_sampled_codes_have_the_law_of_full_forward_passes(tmp_path: Path) -> None:
+    """The first three codes, with a newline in front of the third, in a chi-square test.
+
+    The seeds are fixed; correct code with other random numbers falls below the limit once in
+    10,000 tests. Against the law without the newline the same codes must fall below it.
+    """
+    folder, runs, scale = tiny_chameleon(tmp_path, "lumina", codes=12), 4000, 2.0
+    model = load_model(folder, "cpu", size="32x32")
+    assert isinstance(model, Chameleon) and model.code_of_slot.tolist() == [0, 1, -1, 2, 3, -1, -1]
+    config = DecodeConfig(window=4, guidance_scale=scale, temperature=1.0, top_k=0)
+    decoder = JacobiDecoder(model, Exact(), config=config)
+    codes = decoder.generate(["w1 w2"] * runs, list(range(runs))).tokens[:, :3]
+    assert log10_p(codes, exact_law(folder, 12, scale)) > -4
+    assert log10_p(codes, exact_law(folder, 12, scale, row_end=False)) < -4
+
+
+def test_one_norm_a_rank_is_one_norm_a_head(lumina: Path, tmp_path: Path) -> None:
+    """Lumina-mGPT stores norms by rank of model parallelism, transformers by head."""
+    stored = load_file(lumina / "model.safetensors")
+    norm = "model.layers.1.self_attn.q_norm.weight"
+    assert stored[norm].shape == (2, 8) and not stored[norm][0].equal(stored[norm][1])
+    reference = ChameleonForConditionalGeneration.from_pretrained(lumina / "hf").state_dict()
+    model = load_model(lumina, "cpu", size="128x64")
+    assert isinstance(model, Chameleon)
+    for name, weight in model.backbone.state_dict().items():
+        assert weight.equal(reference[f"model.{name}"]), name
+    folder = copied(lumina, tmp_path)
+    stored[norm] = torch.ones(3, 8)
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{norm} has shape \[3, 8\].*divides 4 heads"):
+        load_model(folder, "cpu", size="128x64")
+
+
+def copied(folder: Path, to: Path) -> Path:
+    """A copy without ``hf``."""
+    return shutil.copytree(folder, to / "copy", ignore=shutil.ignore_patterns("hf"))
+
+
+def test_weights_in_several_files(lumina: Path, tmp_path: Path) -> None:
+    folder = copied(lumina, tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(stored)}
+    for file in set(files.values()):
+        save_file({n: w for n, w in stored.items() if files[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    model = load_model(folder, "cpu", size="128x64")
+    assert isinstance(model, Chameleon)
+    weight = model.backbone.state_dict()["layers.0.mlp.up_proj.weight"]
+    assert weight.equal(stored["model.layers.0.mlp.up_proj.weight"])
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks model-1.safetensors$"):
+        load_model(folder, "cpu", size="128x64")
+
+
+def pixels_of(picture: object) -> Tensor:
+    return torch.from_numpy(np.array(picture)).float()
+
+
+def test_pictures_of_the_vqgan(lumina: Path, anole: Path, tmp_path: Path) -> None:
+    """Weights in either file, elsewhere, or among those of the language model; H and W unequal."""
+    state = tiny_vqgan(64)
+    codes = torch.randint(64, (1, 32), generator=torch.Generator().manual_seed(0))
+    expected = ((vqgan_pixels(state, codes.view(1, 4, 8))[0] + 1) * 127.5).round().clamp(0, 255)
+    assert expected.std() > 10
+    folder, elsewhere = copied(lumina, tmp_path), tmp_path / "other.ckpt"
+    model = load_model(folder, "cpu", size="128x64")
+    with pytest.raises(ValueError, match=r"has no pixel decoder, expected vqgan.safetensors or"):
+        model.decode(codes)
+    torch.save({"state_dict": {**state, "loss.w": torch.ones(1)}}, elsewhere)
+    pictures = load_model(folder, "cpu", size="128x64", vqgan=elsewhere).decode(codes)
+    shutil.copy(elsewhere, folder / "vqgan.ckpt")
+    pictures += load_model(folder, "cpu", size="128x64").decode(codes)
+    (folder / "vqgan.ckpt").unlink()
+    save_file(state, folder / "vqgan.safetensors")
+    pictures += load_model(folder, "cpu", torch.float64, size="128x64").decode(codes)
+    for picture in pictures:
+        assert picture.size == (128, 64)
+        assert (pixels_of(picture) - expected).abs().max() <= 1
+    model = load_model(anole, "cpu")
+    assert model.codebook is not None
+    assert model.codebook.equal(state["quantize.embedding.weight"])
+    (picture,) = model.decode(codes[:, :16])
+    expected = ((vqgan_pixels(state, codes[:, :16].view(1, 4, 4))[0] + 1) * 127.5).clamp(0, 255)
+    assert (pixels_of(picture) - expected.round()).abs().max() <= 1
+    with pytest.raises(ValueError, match=r"codes are in \[64, 64\], expected \[0, 64\)"):
+        model.decode(torch.full((1, 16), 64))
+
+
+def test_wrong_vqgan_files(lumina: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"vqgan is '.*nowhere', expected a file"):
+        load_model(lumina, "cpu", size="128x64", vqgan=tmp_path / "nowhere")
+    state = tiny_vqgan(64)
+    del state["decoder.conv_in.bias"]
+    save_file(state, tmp_path / "part.safetensors")
+    with pytest.raises(ValueError, match=r"part.safetensors do not fit the VQGAN(.|\n)*conv_in"):
+        load_model(lumina, "cpu", size="128x64", vqgan=tmp_path / "part.safetensors")
+    torch.save({"state_dict": state, "callbacks": Path("x")}, tmp_path / "objects.ckpt")
+    with pytest.raises(ValueError, match="objects.ckpt holds more than tensors"):
+        load_model(lumina, "cpu", size="128x64", vqgan=tmp_path / "objects.ckpt")
+
+
+@pytest.mark.parametrize(("size", "slots"), [(512, 1057), (768, 2353), (1024, 4161)])
+def test_published_numbers_of_lumina(size: int, slots: int) -> None:
+    """Vocab ids of the release, where a tokenizer lacks the names."""
+    layout = chameleon_layout.lumina(f"{size}x{size}", {})
+    side = size // 16
+    assert layout.grid == (side, side) and len(layout.forced) == slots
+    assert layout.opening == [8197, 8804 + size // 32, 8804 + size // 32] == layout.blank
+    assert layout.forced[side :: side + 1] == [8803] * side and layout.forced[-1] == 8196
+    assert layout.defaults == SamplingDefaults(4.0, 1.0, 2000)
+
+
+def test_layouts_and_sizes(lumina: Path, anole: Path) -> None:
+    wide = chameleon_layout.lumina("1024x576", {})
+    assert wide.grid == (36, 64) and wide.opening == [8197, 8804 + 18, 8804 + 32]
+    assert wide.template.startswith("Generate an image of 1024x576 according")
+    for size in ("2048x512", "512x2048"):  # the most unequal of 1024
+        assert len(chameleon_layout.lumina(size, {}).forced) > 4000
+    for size in ("700x700", "768", "2080x480", "64x64"):
+        with pytest.raises(ValueError, match=rf"size is '{size}', expected WIDTHxHEIGHT of"):
+            chameleon_layout.lumina(size, {})
+    layout = chameleon_layout.anole(32, {})
+    assert layout.blank == [0, 8197] and layout.forced == [-1] * 1024
+    model = load_model(anole, "cpu")
+    assert model.grid == (4, 4) and model.defaults == SamplingDefaults(3.0, 0.7, 0, 0.9)
+    assert load_model(lumina, "cpu").grid == (48, 48)
+    assert load_model(lumina, "cpu", layout="anole").grid == (4, 4)
+    for options in ({"layout": "emu"}, {"layout": "anole", "size": "512x512"}):
+        with pytest.raises(ValueError, match="expected lumina, or anole without a size"):
+            load_model(anole, "cpu", **options)
+
+
+def test_wrong_checkpoints(anole: Path, tmp_path: Path) -> None:
+    folder = copied(anole, tmp_path)
+    stored = load_file(folder / "model.safetensors")
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"lacks model.safetensors$"):
+        load_model(folder, "cpu")
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(ValueError, match="pytorch_model.bin needs pickle: convert it"):
+        load_model(folder, "cpu")
+    weights.write_bytes(b"no weights")
+    with pytest.raises(ValueError, match="is no safetensors file"):
+        load_model(folder, "cpu")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({n: w for n, w in stored.items() if n != name}, weights, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"do not fit Chameleon.*missing_keys.*{name}"):
+        load_model(folder, "cpu")
+    save_file(stored | {name: torch.ones(3, 3)}, weights, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"do not fit Chameleon.*mismatched_keys.*{name}"):
+        load_model(folder, "cpu")
+    vqgan = {n: w for n, w in stored.items() if not n.startswith("model.vqmodel.")}
+    save_file(vqgan, weights, {"format": "pt"})
+    assert load_model(folder, "cpu").codebook is None
+    for file in ("config.json", "tokenizer.json"):
+        text = (folder / file).read_text()
+        (folder / file).write_text(text.replace('"IMGIMGGZ"', '"w999"'))
+    with pytest.raises(ValueError, match=r"names 63 codes as IMGIMG...Z, expected each of the 64"):
+        load_model(folder, "cpu")
