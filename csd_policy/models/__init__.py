@@ -13,6 +13,7 @@ from csd_policy.models.base import ImageTokenModel
 SHIPPED = Path(__file__).parent / "weights"
 ADAPTERS = {  # import paths by model_type, each imported when it is used
     "janus": "csd_policy.models.janus.Janus",
+    "llamagen": "csd_policy.models.llamagen.LlamaGen",
 }
 
 __all__ = ["ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
