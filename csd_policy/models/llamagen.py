@@ -53,7 +53,7 @@ class GridRotary(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin ``[R, W, head_dim]`` in the dtype of ``x``; later positions clamp."""
+        """Cosines and sines ``[R, W, head_dim]`` in the dtype of ``x``; later positions clamp."""
         cos, sin = self.table[:, position_ids.clamp(max=self.table.shape[1] - 1)].to(x.dtype)
         return cos, sin
 

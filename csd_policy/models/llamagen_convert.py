@@ -10,16 +10,16 @@ to the folder of a class-conditional model.
 
 import argparse
 import json
-import pickle
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import JanusVQVAE, JanusVQVAEConfig
+
+from csd_policy.models.published import Weights, check_names, count, read_weights
 
 T5 = "google/flan-t5-xl"
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
@@ -39,45 +39,7 @@ LAYER = {
 WQKV = "attention.wqkv.weight"
 CLASSES = ("embedding_table.weight",)
 CAPTIONS = ("cap_proj.fc1.weight", "cap_proj.fc2.weight", "uncond_embedding")
-BUFFERS = re.compile(r"freqs_cis$|causal_mask$|\.kv_cache\.|codebook_used$")  # hold no weights
-
-Weights = dict[str, Tensor]
-
-
-def read_weights(path: Path) -> Weights:
-    """Tensors by name in a ``.pt`` file: a bare table, or one under model, module or state_dict."""
-    if not path.is_file():
-        raise ValueError(f"{path} is no file, expected weights of LlamaGen (.pt)")
-    try:  # the release's training stores its arguments beside the weights
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} holds no tensors that can be read safely: {error}") from error
-    for outer in ("model", "module", "state_dict"):
-        if isinstance(content, dict) and isinstance(content.get(outer), dict):
-            content = content[outer]
-            break
-    if not isinstance(content, dict) or not all(isinstance(w, Tensor) for w in content.values()):
-        raise ValueError(f"{path} is no table of tensors, nor has it one as model or state_dict")
-    return {name: weight for name, weight in content.items() if not BUFFERS.search(name)}
-
-
-def check_names(found: Iterable[str], expected: Iterable[str], path: Path) -> None:
-    """Raise ValueError with the names that ``path`` lacks, and those that nothing reads."""
-    lacks, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
-    faults = [
-        f"{verb} {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if names[5:] else "")
-        for verb, names in (("lacks", lacks), ("has unknown", extra))
-        if names
-    ]
-    if faults:
-        raise ValueError(f"{path} {' and '.join(faults)}, expected names of LlamaGen")
-
-
-def count(names: Iterable[str], pattern: str) -> int:
-    """One more than the largest number that the group of ``pattern`` matches at a name's start."""
-    found = (re.match(pattern, name) for name in names)
-    return 1 + max((int(match[1]) for match in found if match), default=-1)
+BUFFERS = re.compile(r"freqs_cis$|causal_mask$|\.kv_cache\.|codebook_used$")  # no weights
 
 
 def pairs_apart(rows: Tensor, head_dim: int) -> Tensor:
@@ -88,7 +50,7 @@ def pairs_apart(rows: Tensor, head_dim: int) -> Tensor:
 def convert_network(
     weights: Weights, path: Path, heads: int | None
 ) -> tuple[dict[str, Any], Weights, Weights]:
-    """Settings of a ``LlamaConfig``, weights of a ``LlamaForCausalLM``, weights of the condition."""
+    """Settings of ``LlamaConfig``, weights of ``LlamaForCausalLM``, weights of the condition."""
     layers = count(weights, r"layers\.(\d+)\.")
     prefix = "cls_embedding."
     kind = CAPTIONS if f"{prefix}uncond_embedding" in weights else CLASSES
@@ -180,9 +142,9 @@ def convert(
     ending = re.search(r"_(256|384|512)$", gpt.stem)
     if image_size is None and ending is None:
         raise ValueError(f"{gpt.name} does not end with _256, _384 or _512, expected --image-size")
-    config, network, condition = convert_network(read_weights(gpt), gpt, heads)
+    config, network, condition = convert_network(read_weights(gpt, BUFFERS), gpt, heads)
     pixels = image_size or int(ending[1] if ending else 0)
-    pictures = convert_pictures(read_weights(vq), vq, pixels)
+    pictures = convert_pictures(read_weights(vq, BUFFERS), vq, pixels)
     side = pictures.config.num_patches
     output.mkdir(parents=True, exist_ok=True)
     pictures.save_pretrained(output / "vq")

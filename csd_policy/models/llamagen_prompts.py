@@ -75,7 +75,7 @@ class CaptionCondition:
     defaults = SamplingDefaults(guidance_scale=7.5, top_k=1000)
     example_prompts = (
         "A blue Porsche 356 parked in front of a yellow brick wall.",
-        "A map of the United States made out of sushi. It is on a table next to a glass of red wine.",
+        "A map of the United States made out of sushi.",
         "A photo of an astronaut riding a horse in the forest.",
     )
 
@@ -95,7 +95,7 @@ class CaptionCondition:
         width = self._blank.shape[1]
         if info["missing_keys"] or encoder.config.d_model != width:
             raise ValueError(
-                f"{t5!r} is a {encoder.config.model_type} of width {encoder.config.d_model} without "
+                f"{t5!r} is a {encoder.config.model_type} of width {encoder.config.d_model} and lacks "
                 f"{sorted(info['missing_keys'])}, expected a T5 encoder of width {width}"
             )
         self._encoder = encoder.eval().requires_grad_(False).to(self._blank.device)
