@@ -126,7 +126,7 @@ def law_of_three(network: release.Network, rows: tuple[Tensor, Tensor], scale: f
 
 @torch.inference_mode()
 def test_sampling_follows_the_law_of_the_release(files: Path, folders: dict[str, Path]) -> None:
-    """Chi-square over 27 cells; the seeds are fixed, and without guidance it is far off."""
+    """Chi-square over 27 cells, 8 rare ones as one; fixed seeds. Without guidance it is far off."""
     network, runs = reference("t2i", 2, torch.float32), 1500
     captions = ["w3 w8", "w1 w2 w3 w4 w5"]
     config = DecodeConfig(window=3, guidance_scale=2.0, top_k=20)
@@ -142,8 +142,10 @@ def test_sampling_follows_the_law_of_the_release(files: Path, folders: dict[str,
         for scale in (2.0, 1.0):
             law = law_of_three(network, rows, scale).double().flatten()
             expected = torch.zeros(27, dtype=torch.double).index_add(0, cells, law / law.sum())
-            assert (expected * runs).min() > 5
-            p_values.append(chisquare(counts, expected * runs).pvalue)
+            rare, common = expected.argsort().split([8, 19])
+            pooled = [torch.stack([x[rare].sum(), *x[common]]) for x in (counts, expected * runs)]
+            assert pooled[1].min() > 5
+            p_values.append(chisquare(*pooled).pvalue)
         assert p_values[0] > 1e-3 and p_values[1] < 1e-6, p_values
 
 
@@ -238,8 +240,10 @@ def test_the_converter_names_what_is_wrong(files: Path, tmp_path: Path, capsys: 
     moved = gpt.pop("layers.1.feed_forward.w3.weight")
     gpt["layers.1.feed_forward.w4.weight"] = moved
     refused("lacks layers.1.feed_forward.w3.weight and has unknown layers.1.feed_forward.w4.weight")
+    gpt = {name: w for name, w in gpt.items() if "layers.1." not in name or ".wo." in name}
+    refused("lacks layers.1.attention.wqkv.weight, .*, layers.1.feed_forward.w3.weight and 1 more")
     gpt = {}
-    refused("lacks cls_embedding.embedding_table.weight, .* and 5 more", heads=4)
+    refused("lacks cls_embedding.embedding_table.weight, layers.0.attention.wqkv.weight, norm")
     gpt = release.network_weights(True)
     del vq["decoder.mid.1.q.weight"]
     refused("vq.pt lacks decoder.mid.1.q.weight", heads=4)

@@ -151,10 +151,11 @@ def convert(
     for name, weights in (("model", network), ("condition", condition)):
         whole = {key: weight.contiguous() for key, weight in weights.items()}
         save_file(whole, output / f"{name}.safetensors", metadata={"format": "pt"})
+    encoder = str(Path(t5).resolve()) if Path(t5).is_dir() else t5
     layout = {
         "model_type": "llamagen",
         "grid": [side, side],
-        "t5": str(Path(t5).resolve()) if Path(t5).is_dir() else t5,
+        "t5": encoder if set(condition) == set(CAPTIONS) else None,
         "network": config,
     }
     (output / "config.json").write_text(json.dumps(layout, indent=2) + "\n")

@@ -95,8 +95,8 @@ class CaptionCondition:
         width = self._blank.shape[1]
         if info["missing_keys"] or encoder.config.d_model != width:
             raise ValueError(
-                f"{t5!r} is a {encoder.config.model_type} of width {encoder.config.d_model} and lacks "
-                f"{sorted(info['missing_keys'])}, expected a T5 encoder of width {width}"
+                f"{t5!r} is a {encoder.config.model_type} of width {encoder.config.d_model} that "
+                f"lacks {sorted(info['missing_keys'])}, expected a T5 encoder of width {width}"
             )
         self._encoder = encoder.eval().requires_grad_(False).to(self._blank.device)
 
