@@ -101,7 +101,8 @@ class LlamaGen(TransformerModel):
             )
         self.code_of_slot = torch.arange(self.grid[0] * self.grid[1], device=device)
         self.backbone = self._network.model
-        rotary = GridRotary(self._condition.tokens, self.grid[0], config.head_dim)
+        head_dim = config.hidden_size // config.num_attention_heads
+        rotary = GridRotary(self._condition.tokens, self.grid[0], head_dim)
         self.backbone.rotary_emb = rotary.to(device)
 
     def check_prompts(self, prompts: Sequence[str]) -> None:

@@ -44,7 +44,8 @@ BUFFERS = re.compile(r"freqs_cis$|causal_mask$|\.kv_cache\.|codebook_used$")  # 
 
 def pairs_apart(rows: Tensor, head_dim: int) -> Tensor:
     """Rows ``[heads * head_dim, D]`` with the pairs of each head half a head apart."""
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    apart: Tensor = rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    return apart
 
 
 def convert_network(
