@@ -17,6 +17,7 @@ ADAPTERS = {  # import paths by model_type, each imported when it is used
     "emu3": "csd_policy.models.emu3.Emu3",
     "emu3_text_model": "csd_policy.models.emu3.Emu3",
     "janus": "csd_policy.models.janus.Janus",
+    "llamagen": "csd_policy.models.llamagen.LlamaGen",
 }
 
 __all__ = ["ImageTokenModel", "adapter_of", "load_model", "shipped_models"]
