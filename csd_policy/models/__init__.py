@@ -44,8 +44,8 @@ def load_model(
             Hugging Face hub (downloaded unless HF_HUB_OFFLINE=1).
         device: default is CUDA if there is a card, else the CPU.
         dtype: of the network; laws are computed in at least fp32.
-        options: of transformers' ``from_pretrained``: ``attn_implementation``, ``device_map``,
-            ``quantization_config``.
+        options: of transformers' ``from_pretrained`` (``attn_implementation``, ``device_map``,
+            ``quantization_config``), and those of the adapter.
 
     Raises:
         ValueError: there is no such model, no adapter reads it, or its weights do not fit.
