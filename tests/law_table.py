@@ -34,7 +34,7 @@ enumerated without the loop's code (for `Gumbel`, decoded by a second, slow deco
 With {pairs} tests, the smallest of all should be near {expected:.3f}; the suite fails below
 {smallest:g}. `TV` is the distance of the decoded images from the target's law without a filter
 (sampling alone gives about {floor:.3f}), and `spent` the mean spent TV of an image, which bounds
-it.
+it up to sampling.
 
 """
 

@@ -22,16 +22,17 @@ class AcceptancePolicy(Parametrized, ABC):
     Subclass it, take hyper-parameters as keyword arguments with defaults, store them unchanged
     under the same name, and write ``accept_prob``. A policy is arithmetic: no randomness, no state
     between calls, no host synchronisation. ``csd_policy.testing.check_policy`` checks the contract.
+    A wrapper sets the attributes below for itself, from those of the policies inside.
 
-    Class attributes, which a wrapper sets for itself from those of the policy inside:
+    Class attributes:
         exact: claims that the committed tokens follow the target's law.
         may_veto: its acceptance can fall below the exact rule's.
         needs: what it reads beyond the two laws, a subset of {"risk", "hidden", "noise"}.
         exact_at: settings at which it must equal ``Exact`` decision by decision.
         strength: the name of its tunable, None if it has none.
         risk: the risk map that the loop computes for it, if it needs one.
-        costly: the rule takes long for all tokens at once; the loop then asks for them only where a
-            draft was verified, at the price of one more host read a pass (not with a budget).
+        costly: all tokens at once take long; the loop then asks for them only where a draft was
+            verified, at the price of one more host read a pass (not with a budget).
     """
 
     exact: bool = False
