@@ -31,8 +31,7 @@ class AcceptancePolicy(Parametrized, ABC):
         exact_at: settings at which it must equal ``Exact`` decision by decision.
         strength: the name of its tunable, None if it has none.
         risk: the risk map that the loop computes for it, if it needs one.
-        costly: all tokens at once take long; the loop then asks for them only where a draft was
-            verified, at the price of one more host read a pass (not with a budget).
+        costly: slow for all tokens at once: asked only where drafts were verified (a host read).
     """
 
     exact: bool = False
