@@ -13,7 +13,8 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 _PACKAGED = Path(__file__).parent / "configs"  # in the wheel
 _CHECKOUT = Path(__file__).parents[1] / "configs"
-_FAMILIES = {"policy": "csd_policy.policies", "draft": "csd_policy.drafts"}  # of short class names
+_POLICIES = dict.fromkeys(("policy", "inner", "first", "second"), "csd_policy.policies")
+_FAMILIES = _POLICIES | {"draft": "csd_policy.drafts", "risk": "csd_policy.risk"}  # by last key
 
 
 def make_parser(verb: str, description: str | None) -> ArgumentParser:
@@ -45,6 +46,11 @@ def parse(parser: ArgumentParser, args: Sequence[str]) -> dict[str, Any]:
         if message.startswith("Problems parsing config"):  # which does not say of which
             message = f"{' or '.join(w for w in words if Path(w).is_file())}: {message}"
         raise ValueError(message) from error
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # whatever a user's own module or constructor does
+        where = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"the objects named in the arguments cannot be made: {where}") from error
     values.pop("config")
     return values
 
@@ -103,15 +109,36 @@ def join_repeated(args: Sequence[str], option: str) -> list[str]:
     return joined
 
 
+def name_class(parser: ArgumentParser, args: Sequence[str], name: str, usual: str) -> list[str]:
+    """``args`` with ``--name usual`` in front if only arguments of that class are given.
+
+    A default of the parser would do the same, but hand its own arguments on to any other class that
+    has arguments of these names; so the parser's default becomes None.
+    """
+    parser.set_defaults({name: None})
+    named = any(word.partition("=")[0] in (f"--{name}", "--config") for word in args)
+    asked = any(word.startswith(f"--{name}.") for word in args)
+    return [f"--{name}", usual, *args] if asked and not named else list(args)
+
+
 def one_line(message: str, parser: ArgumentParser) -> str:
     """A message of jsonargparse as one line that names the key, its value and what was expected."""
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", " ".join(message.split()))
     text = text.replace("NoneType", "null")
     key = ".".join(re.findall(r'Parser key "([^"]+)"', text)) or "argument"
+    if found := re.search(r"Errors: - ((?:(?! - Expected ).)*, expected .*?) - Expected ", text):
+        return f"{key}: {found[1]}"
     if found := re.search(r"Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$", text):
         return f"{key} is {found[2]!r}, expected {' or '.join(found[1].split(', '))}"
     if "Expected an instantiatable class" in text:
-        return f"{key} has no class_path, expected class_path and, for its arguments, init_args"
+        return (
+            f"{key} names no class that can be made, expected class_path of one that is not "
+            "abstract and, for its arguments, init_args"
+        )
+    if found := re.search(r"Expected a typing\.Literal\[(.*?)\]\. Got value: ?(.*)$", text):
+        return f"{key} is {found[2]!r}, expected one of {found[1].replace(chr(39), '')}"
+    if found := re.search(r"Unexpected config: ?(.*)$", text):
+        return f"the config holds {found[1]!r}, expected options and their values"
     if found := re.search(r"Expected an? (\w+)\. Got value: ?(.*)$", text):
         return f"{key} is {found[2]!r}, expected {found[1]}"
     if found := re.search(r"(?:Expected a dot import path string|import path format): (.*)$", text):

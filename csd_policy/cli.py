@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from csd_policy.arguments import class_names, join_repeated, make_parser, parse
+from csd_policy.arguments import class_names, join_repeated, make_parser, name_class, parse
 from csd_policy.provenance import package_version
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,10 @@ def generate(args: Sequence[str]) -> None:
 
     parser = make_parser("generate", run.__doc__)
     parser.add_function_arguments(run, as_group=False)
-    parser.set_defaults({"policy": {"class_path": "CSD"}, "draft": {"class_path": "Independent"}})
-    rows = run(**parse(parser, join_repeated(args, "--prompt")))
+    words = join_repeated(args, "--prompt")
+    for option, usual in (("policy", "CSD"), ("draft", "Independent")):
+        words = name_class(parser, words, option, usual)
+    rows = run(**{name: value for name, value in parse(parser, words).items() if value is not None})
     columns = ("file", "passes", "tokens per pass", "spent TV", "s per image")
     cells = [
         (r["file"], str(r["forward_passes"]), f"{r['tokens_per_pass']:.2f}",
@@ -129,7 +131,7 @@ def list_(args: Sequence[str]) -> None:
     rules = []
     for name in class_names("csd_policy.policies"):
         policy = getattr(policies, name)
-        exact = "exact" if policy.exact else "relaxed"
+        exact = "exact" if policy().exact else "relaxed"
         rules.append((name, exact, policy.strength or "-", first_line(policy)))
     show(text_table(("policy", "law", "strength", "what it does"), rules))
     rows = [(name, first_line(getattr(drafts, name))) for name in class_names("csd_policy.drafts")]

@@ -85,7 +85,7 @@ class Comparison:
     Args:
         methods: what to compare; compression is measured against the first one with window 1.
         prompts: what to draw.
-        model: name of a shipped model, or a folder.
+        model: name of a shipped model, a folder, or an id owner/name of the Hugging Face hub.
         seeds: images of each prompt; all methods share their random numbers.
         output: folder to write to.
         batch_size: images decoded at once, 1 or more.

@@ -78,7 +78,10 @@ class JacobiDecoder:
         """Raise ValueError if the loop cannot serve the policy under these settings."""
         provided = PROVIDED if self.policy.risk is None else PROVIDED | {"risk"}
         if missing := self.policy.needs - provided:
-            raise ValueError(f"{self.policy!r} needs {sorted(missing)}, which nothing provides")
+            hint = " (a risk map, see csd_policy.risk)" if "risk" in missing else ""
+            raise ValueError(
+                f"{self.policy!r} needs {sorted(missing)}, which nothing provides{hint}"
+            )
         estimated = self.config.spent_tv == "estimate" and not self.policy.exact
         if estimated and (self.policy.may_veto or not self.policy.best_residual):
             raise ValueError(

@@ -44,9 +44,9 @@ def generate(
 
     Args:
         prompt: what to draw; may be given several times.
-        model: name of a shipped model, or a folder.
-        policy: when to accept a draft.
-        draft: how to redraw what was not verified.
+        model: name of a shipped model, a folder, or an id owner/name of the Hugging Face hub.
+        policy: when to accept a draft; default CSD().
+        draft: how to redraw what was not verified; default Independent().
         seed: of a prompt's first image; the next ones count up.
         num_images: images per prompt, 1 or more.
         output: folder to write to.

@@ -62,6 +62,11 @@ MISTAKES = {  # arguments behind --prompt cat: what the line says
     "--seed 1.5": ["seed is '1.5'", "expected int"],
     "--seed -1": ["seed is -1", "[0, 2^63)"],
     "--window 0": ["window is 0", "1 or more"],
+    "--dtype float8": ["dtype is 'float8'", "expected one of float32, bfloat16, float16, float64"],
+    "--draft Gumbel --draft.start below": ["start is 'below'", "expected one of random, uniform"],
+    "--policy CSD --policy.gate l2": ["gate is 'l2'", "expected one of tv, kl, reverse_kl"],
+    "--policy Veto --policy.inner Nope": ["inner is 'Nope'", "expected one of Addition, Amplify"],
+    "--policy AcceptancePolicy": ["policy names no class that can be made", "not abstract"],
     "--temperature warm": ["temperature is 'warm'", "expected float or null"],
     "--temperature -1": ["temperature is -1", "0 or more"],
     "--top_p 0": ["top_p is 0.0", "in (0, 1]"],
@@ -306,3 +311,53 @@ def test_the_shipped_model(tmp_path: Path) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == csd_policy.__version__
+
+
+@pytest.mark.parametrize(
+    ("args", "policy", "draft"),
+    [
+        ("--policy LANTERN", "LANTERN(k=1000, delta=0.1, multiplicative=False)", "Independent"),
+        ("--policy EntropyOnly", "EntropyOnly(lam=0.02)", "Independent"),
+        ("--policy CoolSD --draft Gumbel", "CoolSD(delta=1.1, nu=0.7, mu=0.0)", "Gumbel"),
+        ("--policy.delta 0.5", repr(CSD(delta=0.5)), "Independent"),
+        ("--draft.start above", repr(CSD()), "Independent(start='above')"),
+        (
+            "--policy RiskGated --policy.inner TVGate --policy.inner.delta 0.6 "
+            "--policy.risk FixedRisk",
+            "RiskGated(inner=TVGate(delta=0.6), risk=FixedRisk(",
+            "Independent",
+        ),
+    ],
+)  # fmt: skip
+def test_a_class_keeps_its_own_defaults(
+    args: str, policy: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Choosing another class must not hand it the arguments of the default one."""
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(csd_policy.generate, "JacobiDecoder", lambda *a: seen.update(a=a) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["generate", "--prompt", "cat", *args.split()])
+    _, made, drafts, _ = seen["a"]
+    assert repr(made).startswith(policy) and repr(drafts).startswith(draft)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("class P(", ["SyntaxError"]),
+        ("1 / 0", ["ZeroDivisionError"]),
+        (
+            "from csd_policy.policies import Exact\n"
+            "class P(Exact):\n    def __init__(self):\n        nope",
+            ["NameError", "nope"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_broken_module_is_one_line(
+    source: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"broken_{words[0].lower()}"
+    Path(f"{name}.py").write_text(source)
+    assert main(["generate", "--prompt", "cat", "--policy", f"{name}.P"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and all(word in error for word in words)

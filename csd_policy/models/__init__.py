@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +52,8 @@ def load_model(
         ValueError: there is no such model, no adapter reads it, or its weights do not fit.
     """
     name = str(name_or_folder)
+    if not name:
+        raise ValueError("model is '', expected a name, a folder or an id of the Hugging Face hub")
     folder = Path(name_or_folder) if Path(name_or_folder).is_dir() else SHIPPED / name
     where = find_device(device)
     if (folder / "image_model.json").is_file():
@@ -75,9 +78,12 @@ def _adapter_for(source: str) -> Any:
 
     try:
         config, _ = PretrainedConfig.get_config_dict(source)
-    except OSError as error:
-        raise ValueError(f"no model {source!r}: {error}") from error
-    kind = config.get("model_type")
+        kind = config.get("model_type")
+    except (OSError, AttributeError) as error:
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
+        raise ValueError(
+            f"no model {source!r}: its config.json cannot be read{offline}: {error}"
+        ) from error
     if kind not in ADAPTERS:
         raise ValueError(
             f"{source}: config.json has model_type {kind!r}, expected one of {', '.join(ADAPTERS)}"

@@ -45,7 +45,7 @@ class JacobiMatch(AcceptancePolicy):
 
 
 class ExactMatch(AcceptancePolicy):
-    """Accept a draft if it is the token that the target itself draws: the AR picture, in less time.
+    """Accept a draft if the target itself draws that token: the AR picture, in fewer passes.
 
     b(x) = 1 if x = argmax(log q + G), else 0; after a rejection that argmax is committed. Each
     committed token is then the draw that window 1 makes with the same noise, so that the picture is
