@@ -126,7 +126,9 @@ def tradeoff_figure(
     from matplotlib.lines import Line2D
 
     families, kinds = list(dict.fromkeys(names)), list(dict.fromkeys(drafts))
-    figure = Figure(figsize=(9.6, 5.4), dpi=140, layout="constrained", facecolor="white")
+    many = len(names) > len(families)
+    size = (11.0, 6.6) if many else (9.6, 5.4)
+    figure = Figure(figsize=size, dpi=140, layout="constrained", facecolor="white")
     axes = figure.subplots()
     colours, markers = colormaps["tab10" if len(families) <= 10 else "tab20"], "osD^vP*X<>"
     styles: dict[tuple[str, str], dict[str, Any]] = {}
@@ -139,20 +141,19 @@ def tradeoff_figure(
             }
             at = [i for i in range(len(names)) if (names[i], drafts[i]) == (family, kind)]
             at.sort(key=lambda i: spent[i].mean)
-            few = len(names) == len(families)
             for i in at:
                 x, y = spent[i], compression[i]
                 axes.errorbar(
                     x.mean, y.mean, fmt="none", ecolor=styles[family, kind]["color"],
                     xerr=[[x.mean - x.low], [x.high - x.mean]],
                     yerr=[[y.mean - y.low], [y.high - y.mean]],
-                    elinewidth=1 if few else 0.4, capsize=2.5 if few else 0,
+                    elinewidth=0.3 if many else 1, capsize=0 if many else 2.5,
                 )  # fmt: skip
             axes.plot(
                 [spent[i].mean for i in at], [compression[i].mean for i in at],
-                markersize=7 if few else 5, linewidth=0.8, **styles[family, kind],
+                markersize=5 if many else 7, linewidth=0.8, **styles[family, kind],
             )  # fmt: skip
-    if max(x.high for x in spent) > 20:
+    if max(x.high for x in spent) > 20 and not many:
         axes.set_xscale("symlog", linthresh=1)
         axes.xaxis.set_major_formatter("{x:g}")
     axes.axvline(1, color="#999999", linestyle=":", linewidth=1)

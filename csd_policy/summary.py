@@ -6,6 +6,7 @@ from typing import Any
 
 from csd_policy.comparison import Comparison, Method
 from csd_policy.metrics import Interval, bootstrap_interval, bootstrap_ratio
+from csd_policy.parameters import Parametrized
 from csd_policy.policies import AcceptancePolicy
 
 Row = dict[str, Any]
@@ -86,15 +87,18 @@ def table_cells(table: list[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def family_of(policy: AcceptancePolicy) -> str:
-    """The policy without its strength: its class, and what differs from the defaults."""
+    """The policy without its strength: its class, and in short what differs from the defaults."""
     cls = type(policy)
-    usual = cls().parameters()
-    changed = [
-        f"{name}={value!r}"
-        for name, value in policy.parameters().items()
-        if name != cls.strength and repr(value) != repr(usual[name])
-    ]
-    return " ".join([cls.__name__, *changed])
+    usual, words = cls().parameters(), [cls.__name__]
+    for name, value in policy.parameters().items():
+        tuned = name == cls.strength or (cls.strength is None and isinstance(value, float))
+        if tuned or repr(value) == repr(usual[name]):
+            continue
+        if isinstance(value, Parametrized):
+            words.append(type(value).__name__)
+        else:
+            words.append(name if value is True else f"{name}={value}")
+    return " ".join(words)
 
 
 def table_csv(table: list[Row]) -> str:
