@@ -72,7 +72,8 @@ class JacobiDecoder:
         # windows reach over the last slot; the places there hold no code
         overhang = torch.full((2 * self.config.window,), -1, device=model.device)
         self._code_of_slot = torch.cat([model.code_of_slot, overhang])
-        self._redraft = Redrafter(draft, self._code_of_slot, model.grid[1])
+        self._codes_before = torch.nn.functional.pad((self._code_of_slot >= 0).cumsum(0), (1, 0))
+        self._redraft = Redrafter(draft, self._code_of_slot, self._codes_before, model.grid[1])
 
     def _check_policy(self) -> None:
         """Raise ValueError if the loop cannot serve the policy under these settings."""
@@ -164,7 +165,7 @@ class JacobiDecoder:
         """Risk of each code, ``[B, N]``, if the policy has a map."""
         if self.policy.risk is None:
             return None
-        known = torch.nn.functional.pad((self._code_of_slot >= 0).cumsum(0), (1, 0))[rows.done]
+        known = self._codes_before[rows.done]
         risk = self.policy.risk.compute(rows.tokens[:, :-1], known, self.model.grid)
         return risk.flatten(1).to(rows.p.dtype)
 

@@ -15,12 +15,13 @@ from csd_policy.starts import Known, first_drafts
 class Redrafter:
     """Applies a draft strategy to the window of every row.
 
-    ``code_of_slot`` int64 ``[S + 2 W]`` is the model's, with -1 behind the last slot; ``columns``
-    of the grid.
+    ``code_of_slot`` int64 ``[S + 2 W]`` is the model's, with -1 behind the last slot;
+    ``codes_before`` how many codes lie in front of each slot; ``columns`` of the grid.
     """
 
     draft: DraftStrategy
     code_of_slot: Tensor
+    codes_before: Tensor
     columns: int
 
     def start(self, rows: Rows, noise: Noise) -> None:
@@ -58,8 +59,8 @@ class Redrafter:
         def known() -> Known:
             column = torch.where(seen & (position >= 0), position, rows.tokens.shape[1] - 1)
             tokens = rows.tokens.scatter(1, column, drafts)
-            before = torch.nn.functional.pad((self.code_of_slot >= 0).cumsum(0), (1, 0))
-            return Known(tokens, rows.laws, before[rows.done + seen.sum(1)], self.columns)
+            count = self.codes_before[rows.done + seen.sum(1)]
+            return Known(tokens, rows.laws, count, self.columns)
 
         tokens = first_drafts(self.draft.start, position, noise, known)
         if self.draft.start == "uniform":

@@ -15,6 +15,8 @@ from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
 from transformers.utils.hub import cached_file
 
+from csd_policy.models.transformer import misfits
+
 VQGAN = ("vqgan.safetensors", "vqgan.ckpt")
 PREFIX = "model.vqmodel."  # of the VQGAN among the weights of the language model
 PARTS = ("decoder.", "post_quant_conv.", "quantize.embedding.")
@@ -59,10 +61,7 @@ def load_language_model(
         ignore_mismatched_sizes=True, **options,
     )  # fmt: skip
     info["missing_keys"] = [n for n in info["missing_keys"] if not n.startswith(PREFIX)]
-    wrong = {
-        kind: sorted(map(str, names)) for kind, names in info.items() if names and "err" not in kind
-    }
-    if wrong:
+    if wrong := misfits(info):
         raise ValueError(f"the weights of {source} do not fit {cls.__name__}: {wrong}")
     return model.eval().requires_grad_(False)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from csd_policy.models.transformer import PromptState, TransformerModel
+from csd_policy.models.transformer import PromptState, TransformerModel, misfits
 from csd_policy.models.vq import VQAutoencoder
 from csd_policy.types import SamplingDefaults
 
@@ -134,8 +134,7 @@ def _load_prior(folder: Path, dtype: torch.dtype) -> LlamaForCausalLM:
         hf_logging.enable_progress_bar()
     model: LlamaForCausalLM
     model, info = loaded
-    wrong = {kind: sorted(keys) for kind, keys in info.items() if keys and "error" not in kind}
-    if wrong:
+    if wrong := misfits(info):
         raise ValueError(f"{folder / 'model.safetensors'} does not fit config.json: {wrong}")
     model.eval().requires_grad_(False)
     return model

@@ -1,6 +1,6 @@
 """What adapters of transformers' classes share: prompts, cache, forced tokens, loading."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,15 @@ def to_pictures(pixels: Tensor) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in array]
 
 
+def misfits(info: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names of weights by what is wrong with them, from transformers' ``output_loading_info``."""
+    return {
+        kind: sorted(map(str, names))
+        for kind, names in info.items()
+        if names and "error" not in kind
+    }
+
+
 def load_checkpoint(cls: Any, source: str, dtype: torch.dtype, **options: Any) -> Any:
     """``cls.from_pretrained`` with every weight in place, in evaluation mode.
 
@@ -114,9 +123,7 @@ def load_checkpoint(cls: Any, source: str, dtype: torch.dtype, **options: Any) -
     model, info = cls.from_pretrained(
         source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
     )
-    wrong = {
-        kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and "error" not in kind
-    }
+    wrong = misfits(info)
     if wrong:
         raise ValueError(f"the weights of {source} do not fit {cls.__name__}: {wrong}")
     return model.eval().requires_grad_(False)

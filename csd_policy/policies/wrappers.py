@@ -94,17 +94,14 @@ class _Mixture(_Wrapper):
 
     def accept_prob(self, c: Candidates) -> Tensor:
         first, second = self._rules()
-        return torch.lerp(first.acceptance(c), second.acceptance(c), self._weight(c))
+        return torch.lerp(first.acceptance(c), second.acceptance(c), self._weight_of(c))
 
     def residual(self, c: Candidates) -> Tensor:
         if self.best_residual:
             return super().residual(c)
         whole = c.whole()
         first, second = (rule.redrawn(whole, rule.acceptance(whole)) for rule in self._rules())
-        return torch.lerp(first, second, self._weight(c))
-
-    def _weight(self, c: Candidates) -> Tensor:
-        return torch.as_tensor(self._weight_of(c), dtype=c.q_all.dtype, device=c.q_all.device)
+        return torch.lerp(first, second, self._weight_of(c))
 
 
 class Blend(_Mixture):
