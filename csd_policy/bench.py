@@ -129,7 +129,7 @@ def make_steps(model: "EmojiScenes", window: int, batch_size: int) -> list[Step]
     device, codes = model.device, len(model.code_of_slot)
     place = torch.arange(window, device=device)
     noise = Noise(torch.arange(batch_size, device=device), model.num_codes)
-    rows = Rows.empty(noise, window - 1, codes, torch.float32, keep_laws=False)
+    rows = Rows.empty(noise, window - 1, codes, torch.float32, False, has_risk=True)
     rows.done += (codes - window) // 2
     rows.fresh.fill_(False)
     position = rows.done[:, None] + place
@@ -152,7 +152,7 @@ def make_steps(model: "EmojiScenes", window: int, batch_size: int) -> list[Step]
 
     def verification(policy: AcceptancePolicy, config: DecodeConfig) -> Callable[[], Any]:
         loop = JacobiDecoder(model, policy, config=config)
-        return lambda: loop._verify(rows, q, hidden, position, noise, loop._risk(rows))
+        return lambda: loop._verify(rows, q, hidden, position, noise)
 
     config = DecodeConfig(window)
     steps: list[Step] = [("forward", "forward pass", model.name, forward)]

@@ -11,23 +11,26 @@ its own pace, until its slots are full:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from csd_policy.drafts import DraftStrategy, Independent
+from csd_policy.drafts import DraftStrategy, Gumbel, Independent
 from csd_policy.models.base import ImageTokenModel
-from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.policies import AcceptancePolicy, Exact, TVGate
 from csd_policy.redraft import Redrafter
+from csd_policy.risk.guide import RiskGuide
 from csd_policy.rows import Rows
-from csd_policy.sampling import Noise, guide, law
+from csd_policy.sampling import Noise, Purpose, guide, law
 from csd_policy.timing import PhaseTimer
 from csd_policy.types import DecodeConfig, DecodeResult, Stats, check_seeds
 from csd_policy.verify import Verifier
 
 MOST_WINDOW = 256  # of images with fewer slots than this
 PROVIDED = frozenset({"hidden", "noise"})  # what the loop offers to a policy without a risk map
+PREVIEW_POLICY = TVGate(delta=0.8)  # of the picture that a risk map looks at before the real one
 
 
 class JacobiDecoder:
@@ -83,6 +86,13 @@ class JacobiDecoder:
             raise ValueError(
                 f"{self.policy!r} needs {sorted(missing)}, which nothing provides{hint}"
             )
+        seen = self.policy.risk is not None and self.policy.risk.source == "drafts"
+        if seen and (self.policy.exact or self.config.spent_tv != "estimate"):
+            raise ValueError(
+                f"the risk map of {self.policy!r} looks at the drafts: no law is exact then, and "
+                f"spent TV an estimate; spent_tv is {self.config.spent_tv!r}, expected 'estimate' "
+                "and a policy that does not claim to be exact"
+            )
         estimated = self.config.spent_tv == "estimate" and not self.policy.exact
         if estimated and (self.policy.may_veto or not self.policy.best_residual):
             raise ValueError(
@@ -111,27 +121,34 @@ class JacobiDecoder:
         chosen = check_seeds(prompts, seeds)
         self.model.check_prompts(prompts)
         timer = PhaseTimer(self.model.device)
+        noise = Noise(torch.tensor(chosen, device=self.model.device), self.model.num_codes)
+        with timer("preview"):
+            preview = self._preview(prompts, noise)
         guided, window = self.config.guidance_scale != 1, self.config.window
         with timer("prefill"):
             state = self.model.prefill(prompts, guided, window)
-        noise = Noise(torch.tensor(chosen, device=self.model.device), self.model.num_codes)
         rows = self._start(noise)
+        guide = self._guide(prompts, preview)
         number, done = 0, [0]
         while min(done) < self._slots:
             number += 1
+            if guide is not None:
+                with timer("risk"):
+                    guide(number, rows)
             self._step(state, rows, noise, timer)
             # the one host read of a pass: progress and faults of all rows
             done, faults = torch.stack([rows.done, rows.fault]).tolist()
             self._check_faults(number, prompts, faults)
             if on_pass is not None:
                 on_pass(number, done)
-        return self._result(rows, prompts, chosen, number, timer)
+        return self._result(rows, prompts, chosen, number, timer, preview)
 
     def _start(self, noise: Noise) -> Rows:
         grid, drafts = self.model.grid, self.config.window - 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         keep_laws = self.draft.start.startswith("sample")
-        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep_laws)
+        has_risk = self.policy.risk is not None
+        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep_laws, has_risk)
         self._redraft.start(rows, noise)
         return rows
 
@@ -150,7 +167,7 @@ class JacobiDecoder:
             # 3. verify: the laws behind the window are those of slots done to done+L
             position = self._code_of_slot[slots + 1]
             q = self._law(logits)
-            verdict = self._verify(rows, q, hidden[: len(q)], position, noise, self._risk(rows))
+            verdict = self._verify(rows, q, hidden[: len(q)], position, noise)
             # 4. commit, and redraw the rest of the window
             committed = rows.commit(verdict, position, self._slots, q)
             self._redraft(rows, q, committed, noise)
@@ -161,13 +178,23 @@ class JacobiDecoder:
         assert c.top_k is not None and c.top_p is not None
         return law(guide(logits, c.guidance_scale), c.temperature, c.top_k, c.top_p)
 
-    def _risk(self, rows: Rows) -> Tensor | None:
-        """Risk of each code, ``[B, N]``, if the policy has a map."""
+    def _preview(self, prompts: Sequence[str], noise: Noise) -> DecodeResult | None:
+        """A fast picture of each prompt with random numbers of its own, if the risk map asks."""
+        if self.policy.risk is None or self.policy.risk.source != "preview":
+            return None
+        decoder = JacobiDecoder(
+            self.model, PREVIEW_POLICY, Gumbel(),
+            replace(self.config, tv_budget=None, spent_tv="estimate"),
+        )  # fmt: skip
+        return decoder.generate(prompts, noise.derived(Purpose.PREVIEW))
+
+    def _guide(self, prompts: Sequence[str], preview: DecodeResult | None) -> RiskGuide | None:
         if self.policy.risk is None:
             return None
-        known = self._codes_before[rows.done]
-        risk = self.policy.risk.compute(rows.tokens[:, :-1], known, self.model.grid)
-        return risk.flatten(1).to(rows.p.dtype)
+        tokens = None if preview is None else preview.tokens.to(self.model.device)
+        return RiskGuide(
+            self.policy.risk, self.model, prompts, tokens, self._code_of_slot, self._codes_before
+        )
 
     def _check_faults(self, number: int, prompts: Sequence[str], faults: list[int]) -> None:
         codes = self.model.grid[0] * self.model.grid[1]
@@ -179,11 +206,15 @@ class JacobiDecoder:
                 )
 
     def _result(
-        self, rows: Rows, prompts: Sequence[str], seeds: list[int], number: int, timer: PhaseTimer
-    ) -> DecodeResult:
+        self, rows: Rows, prompts: Sequence[str], seeds: list[int], number: int,
+        timer: PhaseTimer, preview: DecodeResult | None,
+    ) -> DecodeResult:  # fmt: skip
         seconds = timer.totals()
-        passes, codes = rows.passes.tolist(), rows.tokens.shape[1] - 1
-        stats = Stats(passes, [codes / n for n in passes], rows.spent.tolist(), number, seconds)
+        before = [0] * len(seeds) if preview is None else preview.stats.forward_passes
+        passes = [a + b for a, b in zip(before, rows.passes.tolist(), strict=True)]
+        number += 0 if preview is None else preview.stats.batch_passes
+        rate = [(rows.tokens.shape[1] - 1) / n for n in passes]
+        stats = Stats(passes, rate, rows.spent.tolist(), number, seconds, before)
         return DecodeResult(
             tokens=rows.tokens[:, :-1].cpu(),
             trace=rows.to_trace(),

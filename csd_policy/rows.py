@@ -36,6 +36,7 @@ class Rows:
         spent: summed spent TV, ``[B]``.
         tokens, trace: ``[B, N + 1]``; what belongs nowhere is written to column N.
         laws: the target's law at each code, ``[B, N + 1, V]``, or None if nothing asks for it.
+        risk: what the policy's risk map said of each code, fp32 ``[B, N]`` in [0, 1], or None.
         fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if
             none.
     """
@@ -51,12 +52,14 @@ class Rows:
     trace: dict[str, Tensor]
     fault: Tensor
     laws: Tensor | None
+    risk: Tensor | None
 
     @classmethod
     def empty(
-        cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype, keep_laws: bool
-    ) -> "Rows":
-        """Rows before the first pass; ``p`` is still zero."""
+        cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype,
+        keep_laws: bool, has_risk: bool,
+    ) -> "Rows":  # fmt: skip
+        """Rows before the first pass; ``p`` is still zero, and any risk is 1."""
         batch, device = len(noise.seeds), noise.seeds.device
 
         def integers(*shape: int) -> Tensor:
@@ -85,6 +88,7 @@ class Rows:
             laws=torch.zeros(batch, codes + 1, noise.size, dtype=dtype, device=device)
             if keep_laws
             else None,
+            risk=torch.ones(batch, codes, device=device) if has_risk else None,
         )
 
     def commit(self, verdict: Verdict, position: Tensor, slots: int, q: Tensor) -> Tensor:

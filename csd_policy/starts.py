@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from csd_policy.risk.canvas import nearest_above
 from csd_policy.sampling import Noise, Purpose, draw
 
 Start = Literal["random", "uniform", "left", "above", "sample_left", "sample_above"]
@@ -46,7 +47,7 @@ def first_drafts(
         return token
     k = known()
     count = k.count[:, None]
-    above = position - k.columns * ((position - count) // k.columns + 1)
+    above = nearest_above(position, count, k.columns)
     source = above
     if start.endswith("left"):
         source = torch.where(count > position - position % k.columns, count - 1, above)

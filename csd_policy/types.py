@@ -104,12 +104,15 @@ class Stats:
     """What a call of ``generate`` cost.
 
     Attributes:
-        forward_passes: passes until each image was complete, without the prefill.
+        forward_passes: passes until each image was complete, without the prefill, with those of
+            its preview if there was one.
         tokens_per_pass: codes per forward pass of each image.
         spent_tv: summed spent TV of each image.
         batch_passes: passes of the whole batch, the largest of ``forward_passes``.
         seconds: wall time of the whole batch by part: ``prefill``, ``forward`` (the model),
-            ``verification`` (laws, policy, draws, commit, redraft), ``rest``, and ``total``.
+            ``verification`` (laws, policy, draws, commit, redraft), ``preview`` and ``risk`` if the
+            policy has a risk map, ``rest``, and ``total``.
+        preview_passes: those passes of each image that drew its preview.
     """
 
     forward_passes: list[int]
@@ -117,6 +120,7 @@ class Stats:
     spent_tv: list[float]
     batch_passes: int
     seconds: dict[str, float]
+    preview_passes: list[int]
 
 
 @dataclass(frozen=True)

@@ -25,18 +25,16 @@ class Verifier:
     slots: int
 
     def __call__(
-        self, rows: Rows, q: Tensor, hidden: Tensor, position: Tensor, noise: Noise,
-        risk: Tensor | None = None,
-    ) -> Verdict:  # fmt: skip
+        self, rows: Rows, q: Tensor, hidden: Tensor, position: Tensor, noise: Noise
+    ) -> Verdict:
         """Accept drafts up to the first rejection and draw the token behind them.
 
         ``q`` ``[B, W, V]``, ``hidden`` ``[B, W, D]``; ``position`` int64 ``[B, W]`` is the code
-        number that ``q`` is the law of, -1 for a forced slot and for places beyond the end;
-        ``risk`` of each code, ``[B, N]``, if the policy needs it.
+        number that ``q`` is the law of, -1 for a forced slot and for places beyond the end.
         """
         drafts = self.config.window - 1
         entropy = torch.special.entr(q).sum(-1, keepdim=True)
-        c = self._candidates(rows, q, hidden, entropy, position, noise, risk)
+        c = self._candidates(rows, q, hidden, entropy, position, noise)
         free = position[:, :drafts] >= 0
         b, spent, exactly = self._acceptance(rows, c, free)
         uniform = noise.uniform(Purpose.ACCEPT, position[:, :drafts])
@@ -62,9 +60,8 @@ class Verifier:
         return Verdict(accepted, extra, finite, fields)
 
     def _candidates(
-        self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor,
-        noise: Noise, risk: Tensor | None,
-    ) -> Candidates:  # fmt: skip
+        self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor, noise: Noise
+    ) -> Candidates:
         """The drafts of the window as a policy sees them; the arguments have W places."""
         q, hidden, entropy, position = (x[:, :-1] for x in (q, hidden, entropy, position))
         columns = self.columns
@@ -82,8 +79,11 @@ class Verifier:
             index=index[..., None],
             hidden=hidden,
             noise=noise.exponential(Purpose.TARGET, position) if asked else None,
-            risk=None if risk is None else risk.gather(1, position.clamp(min=0))[..., None],
+            risk=None if rows.risk is None else self._risk(rows.risk, position, q.dtype),
         )
+
+    def _risk(self, risk: Tensor, position: Tensor, dtype: torch.dtype) -> Tensor:
+        return risk.gather(1, position.clamp(min=0))[..., None].to(dtype)
 
     def _acceptance(
         self, rows: Rows, c: Candidates, free: Tensor

@@ -91,7 +91,10 @@ class AcceptancePolicy(Parametrized, ABC):
 
     def bind(self, model: "ImageTokenModel") -> Self:
         """A copy that holds what the policy needs of ``model``, on its device."""
-        return copy.copy(self)
+        bound = copy.copy(self)
+        if self.risk is not None:
+            bound.risk = self.risk.bind(model)
+        return bound
 
 
 def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:

@@ -38,11 +38,18 @@ class _Wrapper(AcceptancePolicy):
         if any(repr(other) != repr(maps[0]) for other in maps):
             raise ValueError(f"{self!r} holds {len(maps)} risk maps, expected at most one")
         self.risk = maps[0] if maps else None
+        # an acceptance that depends on the drafted token by way of the map keeps no law
+        self.exact &= self.risk is None or self.risk.source != "drafts"
 
     def bind(self, model: ImageTokenModel) -> Self:
-        bound = copy.copy(self)
-        for name in self.parts:
-            setattr(bound, name, getattr(self, name).bind(model))
+        bound, inner = copy.copy(self), [getattr(self, name).bind(model) for name in self.parts]
+        for name, policy in zip(self.parts, inner, strict=True):
+            setattr(bound, name, policy)
+        maps = [policy.risk for policy in inner if policy.risk is not None]
+        if maps:  # bound already, and only once: it may hold a network
+            bound.risk = maps[0]
+        elif self.risk is not None:
+            bound.risk = self.risk.bind(model)
         return bound
 
 

@@ -1,5 +1,6 @@
 """Risk maps: where in a picture an error would be seen."""
 
 from csd_policy.risk.base import FixedRisk, RiskMap
+from csd_policy.risk.canvas import Canvas
 
-__all__ = ["FixedRisk", "RiskMap"]
+__all__ = ["Canvas", "FixedRisk", "RiskMap"]

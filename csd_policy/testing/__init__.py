@@ -2,6 +2,7 @@
 
 from csd_policy.testing.contract import check_policy, make_candidates
 from csd_policy.testing.own_law import own_law
+from csd_policy.testing.risk_contract import check_risk_map
 from csd_policy.testing.tables import (
     TableModel,
     image_counts,
@@ -14,6 +15,7 @@ from csd_policy.testing.tables import (
 __all__ = [
     "TableModel",
     "check_policy",
+    "check_risk_map",
     "image_counts",
     "joint_law",
     "law_error",

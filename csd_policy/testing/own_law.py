@@ -14,6 +14,7 @@ import torch
 
 from csd_policy.drafts import DraftStrategy, Independent, MaximalCoupling
 from csd_policy.policies import AcceptancePolicy, Exact
+from csd_policy.risk import Canvas
 from csd_policy.testing.contract import make_candidates
 from csd_policy.testing.tables import TableModel, table_laws
 from csd_policy.types import DecodeConfig
@@ -95,8 +96,9 @@ class Rules:
         }
         if self.policy.risk is not None:
             tokens = torch.zeros(1, rows * columns, dtype=torch.int64)
-            risk = self.policy.risk.compute(tokens, torch.zeros(1).long(), self.model.grid)
-            fields["risk"] = risk.flatten(1)[:, position : position + 1, None].double()
+            canvas = Canvas.of(tokens, torch.zeros(1).long(), self.model, [""])
+            risk = self.policy.risk.risk(canvas)
+            fields["risk"] = risk[:, position : position + 1, None].double()
         c = make_candidates(
             torch.from_numpy(p)[None, None], torch.from_numpy(q)[None, None], **fields
         ).whole()
