@@ -2,5 +2,6 @@
 
 from csd_policy.risk.base import FixedRisk, RiskMap
 from csd_policy.risk.canvas import Canvas
+from csd_policy.risk.segmentation import SegmentationRisk
 
-__all__ = ["Canvas", "FixedRisk", "RiskMap"]
+__all__ = ["Canvas", "FixedRisk", "RiskMap", "SegmentationRisk"]
