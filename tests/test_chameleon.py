@@ -297,7 +297,7 @@ def test_layouts_and_sizes(lumina: Path, anole: Path) -> None:
     assert load_model(lumina, "cpu").grid == (48, 48)
     assert load_model(lumina, "cpu", layout="anole").grid == (4, 4)
     for options in ({"layout": "emu"}, {"layout": "anole", "size": "512x512"}):
-        with pytest.raises(ValueError, match="expected lumina, or anole without a size"):
+        with pytest.raises(ValueError, match="expected lumina, lumina2, or anole without a size"):
             load_model(anole, "cpu", **options)
 
 
