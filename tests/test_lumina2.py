@@ -80,7 +80,7 @@ def test_sampled_codes_have_the_law_of_full_forward_passes(
     fall below it.
     """
     monkeypatch.setattr(chameleon_layout, "LUMINA2_CODES", range(155000, 155012))
-    runs, scale = 4000, 2.0
+    runs, scale = 2500, 2.0
     model = load_model(folder, "cpu", size="64x32")
     assert isinstance(model, Chameleon) and model.num_codes == 12
     config = DecodeConfig(window=4, guidance_scale=scale, temperature=1.0, top_k=0)

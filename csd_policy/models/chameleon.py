@@ -34,8 +34,8 @@ class Chameleon(TransformerModel):
 
     By codes of 16x16 pixels from a codebook of 8192, or of 8x8 pixels from 16384 (Lumina-mGPT 2.0).
     All begin with ``bos, text, separator``. Written after the code of the releases; no published
-    checkpoint was loaded. The config.json, tokenizer and names of weights of Lumina-mGPT 2.0 and
-    the file of its MoVQGAN are known from the code that reads them alone.
+    checkpoint was loaded. Of Lumina-mGPT 2.0, config.json, tokenizer and files of weights were not
+    seen either: what is known of them is what its code reads, and the size of the network is not.
 
     Args:
         source: folder, or hub id such as ``Alpha-VLLM/Lumina-mGPT-7B-768``.
@@ -87,6 +87,8 @@ class Chameleon(TransformerModel):
 
         stored = stored_weights(source)
         model = load_language_model(source, config, stored, dtype, **options)
+        if written.codes is not None:
+            del model.model.vqmodel  # random: the checkpoint has none, its VQGAN is another
         if "device_map" not in options:
             model.to(device)
         self._pixels: PixelDecoder | MoVQDecoder | None
