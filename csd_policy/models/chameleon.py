@@ -34,8 +34,8 @@ class Chameleon(TransformerModel):
 
     By codes of 16x16 pixels from a codebook of 8192, or of 8x8 pixels from 16384 (Lumina-mGPT 2.0).
     All begin with ``bos, text, separator``. Written after the code of the releases; no published
-    checkpoint was loaded. Of Lumina-mGPT 2.0, config.json, tokenizer and files of weights were not
-    seen either: what is known of them is what its code reads, and the size of the network is not.
+    checkpoint was loaded. Of Lumina-mGPT 2.0 and MoVQGAN no file was seen either: names and vocab
+    ids are those in the code that reads them.
 
     Args:
         source: folder, or hub id such as ``Alpha-VLLM/Lumina-mGPT-7B-768``.
