@@ -1,20 +1,20 @@
 """Lumina-mGPT 1.0 and Anole: the adapter against transformers' Chameleon on tiny checkpoints."""
 
-import itertools
 import json
-import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from chameleon_reference import Written, exact_law, greedy_of_transformers, log10_p
 from safetensors.torch import load_file, save_file
-from scipy.stats import chi2  # type: ignore[import-untyped]
-from tiny_chameleon import code_names, tiny_chameleon, tiny_vqgan, vqgan_pixels
+from tiny_chameleon import tiny_chameleon
 from tiny_models import PROMPTS
+from tiny_vqgan import tiny_vqgan, vqgan_pixels
 from torch import Tensor
-from transformers import ChameleonForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import ChameleonForConditionalGeneration
 
 from csd_policy import load_model
 from csd_policy.decoder import JacobiDecoder
@@ -24,18 +24,21 @@ from csd_policy.policies import Exact
 from csd_policy.types import DecodeConfig, SamplingDefaults
 
 ROW = ["code"] * 8 + ["<reserved08799>"]
-LUMINA = {  # 128x64 pixels: 2 and 4 times 32 pixels
-    "text": "Generate an image of 128x64 according to the following prompt:\n",
-    "opening": ["<racm3:break>", "<reserved08802>", "<reserved08804>"],
-    "blank": ["<racm3:break>", "<reserved08802>", "<reserved08804>"],
-    "slots": [*ROW * 4, "<eoss>"],
-}
-ANOLE = {
-    "text": "",
-    "opening": ["<racm3:break>"],
-    "blank": ["<s>", "<racm3:break>"],
-    "slots": ["code"] * 16,
-}
+LUMINA = Written(  # 128x64 pixels: 2 and 4 times 32 pixels
+    text="Generate an image of 128x64 according to the following prompt:\n",
+    opening=["<racm3:break>", "<reserved08802>", "<reserved08804>"],
+    blank=["<racm3:break>", "<reserved08802>", "<reserved08804>"],
+    slots=[*ROW * 4, "<eoss>"],
+)
+ANOLE = Written(
+    text="", opening=["<racm3:break>"], blank=["<s>", "<racm3:break>"], slots=["code"] * 16
+)
+SMALL = Written(  # 32x32 pixels, a newline in front of the third code
+    text=LUMINA.text.replace("128x64", "32x32"),
+    opening=["<racm3:break>", "<reserved08801>", "<reserved08801>"],
+    blank=["<racm3:break>", "<reserved08801>", "<reserved08801>"],
+    slots=["code", "code", "<reserved08799>", "code", "code", "<reserved08799>", "<eoss>"],
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,44 +57,6 @@ def anole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_chameleon(tmp_path_factory.mktemp("anole"), "anole")
 
 
-def prompt_vocab_ids(folder: Path, layout: dict, prompt: str) -> tuple[list[int], dict[str, int]]:
-    """Vocab ids of a prompt up to slot 0, and those of all names."""
-    names = PreTrainedTokenizerFast.from_pretrained(folder).get_vocab()
-    words = [names.get(w, names["<unk>"]) for w in (layout["text"] + prompt).split()]
-    ends = [names[n] for n in ("<reserved08706>", *layout["opening"])]
-    return [names["<s>"], *words, *ends], names
-
-
-def greedy_of_transformers(
-    folder: Path, layout: dict, dtype: torch.dtype, scale: float
-) -> tuple[Tensor, list[str]]:
-    """Codes ``[B, N]`` of ``generate``, which masks codes unless the map lacks their names."""
-    rows = [prompt_vocab_ids(folder, layout, prompt)[0] for prompt in PROMPTS]
-    names = prompt_vocab_ids(folder, layout, "")[1]
-    model = ChameleonForConditionalGeneration.from_pretrained(
-        folder / "hf", dtype=dtype, vocabulary_map={"<image>": names["<image>"]}
-    )
-    width = max(map(len, rows))
-    padded = torch.tensor([[1] * (width - len(row)) + row for row in rows])
-    shown = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    of_codes = [names[n] for n in code_names(64)]
-
-    def allowed(row: int, written: Tensor) -> list[int]:
-        name = layout["slots"][len(written) - width]
-        return of_codes if name == "code" else [names[name]]
-
-    blank = torch.tensor([[names[n] for n in layout["blank"]]] * len(rows))
-    found = model.generate(
-        padded, attention_mask=shown, do_sample=False, guidance_scale=scale,
-        negative_prompt_ids=blank if scale != 1 else None, max_new_tokens=len(layout["slots"]),
-        prefix_allowed_tokens_fn=allowed,
-    )[:, width:]  # fmt: skip
-    code_of = {vocab_id: code for code, vocab_id in enumerate(of_codes)}
-    codes = [[code_of[i] for i in row if i in code_of] for row in found.tolist()]
-    by_id = {i: "code" if n.startswith("IMGIMG") else n for n, i in names.items()}
-    return torch.tensor(codes), [by_id[i] for i in found[0].tolist()]
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "scale"),
     [
@@ -108,64 +73,16 @@ def test_greedy_decoding_is_that_of_transformers(
 ) -> None:
     """Token for token, for prompts of different lengths in one batch, with the forced tokens."""
     folder: Path = request.getfixturevalue(kind)
-    layout = LUMINA if kind == "lumina" else ANOLE
-    expected, slots = greedy_of_transformers(folder, layout, dtype, scale)
+    written = LUMINA if kind == "lumina" else ANOLE
+    expected, forced = greedy_of_transformers(folder, written, 64, dtype, scale)
     model = load_model(folder, "cpu", dtype, **({"size": "128x64"} if kind == "lumina" else {}))
     assert isinstance(model, Chameleon) and len(expected.unique()) > 4
-    assert slots == layout["slots"] and model.forced is not None
-    names = prompt_vocab_ids(folder, layout, "")[1]
-    assert model.forced.tolist() == [names.get(n, -1) for n in slots]
+    assert model.forced is not None and model.forced.tolist() == forced
     for window in (1, 4, 16):
         config = DecodeConfig(window=window, temperature=0.0, guidance_scale=scale)
         result = JacobiDecoder(model, config=config).generate(PROMPTS, [0, 1, 2])
         assert result.tokens.equal(expected)
-        assert window == 1 or min(result.stats.forward_passes) < len(slots)
-
-
-def exact_law(folder: Path, count: int, scale: float, row_end: bool = True) -> Tensor:
-    """Joint law ``[V, V, V]`` of the first three codes, by full forward passes without a cache.
-
-    Without ``row_end`` the newline in front of the third code is left out.
-    """
-    layout = {**LUMINA, "text": LUMINA["text"].replace("128x64", "32x32")}
-    layout["opening"] = layout["blank"] = ["<racm3:break>", "<reserved08801>", "<reserved08801>"]
-    prompt, names = prompt_vocab_ids(folder, layout, "w1 w2")
-    reference = ChameleonForConditionalGeneration.from_pretrained(folder / "hf")
-    of_codes = torch.tensor([names[n] for n in code_names(count)])
-    newline = torch.tensor([names["<reserved08799>"]])
-
-    def laws(codes: Tensor) -> Tensor:  # [M, n] to [M, V]
-        image = of_codes[codes]
-        if codes.shape[1] == 2 and row_end:
-            image = torch.cat([image, newline.expand(len(image), 1)], 1)
-        starts = [prompt, [names[n] for n in layout["blank"]]]
-        rows = [torch.tensor(start).expand(len(image), -1) for start in starts]
-        cond, uncond = (
-            reference.lm_head(
-                reference.model(torch.cat([row, image], 1), use_cache=False).last_hidden_state[
-                    :, -1
-                ]
-            )[:, of_codes].double()
-            for row in rows
-        )
-        return (uncond + scale * (cond - uncond)).softmax(-1)
-
-    with torch.no_grad():
-        every = torch.arange(count)
-        first = laws(torch.empty(1, 0, dtype=torch.int64))[0]
-        second = laws(every[:, None])
-        third = laws(torch.cartesian_prod(every, every)).view(count, count, count)
-    return first[:, None, None] * second[:, :, None] * third
-
-
-def log10_p(codes: Tensor, law: Tensor) -> float:
-    """Chi-square test of codes ``[R, 3]`` in 64 cells, log10 of the p-value."""
-    found = ((codes % 4) * torch.tensor([16, 4, 1])).sum(1).bincount(minlength=64).double()
-    cells = [law[i::4, j::4, k::4].sum() for i, j, k in itertools.product(range(4), repeat=3)]
-    expected = torch.stack(cells) * len(codes)
-    assert expected.sum().item() == pytest.approx(len(codes)) and expected.min() >= 5
-    statistic = float(((found - expected) ** 2 / expected).sum())
-    return float(chi2.logsf(statistic, 63)) / math.log(10)
+        assert window == 1 or min(result.stats.forward_passes) < len(forced)
 
 
 def test_sampled_codes_have_the_law_of_full_forward_passes(tmp_path: Path) -> None:
@@ -179,9 +96,10 @@ def test_sampled_codes_have_the_law_of_full_forward_passes(tmp_path: Path) -> No
     assert isinstance(model, Chameleon) and model.code_of_slot.tolist() == [0, 1, -1, 2, 3, -1, -1]
     config = DecodeConfig(window=4, guidance_scale=scale, temperature=1.0, top_k=0)
     decoder = JacobiDecoder(model, Exact(), config=config)
-    codes = decoder.generate(["w1 w2"] * runs, list(range(runs))).tokens[:, :3]
-    assert log10_p(codes, exact_law(folder, 12, scale)) > -4
-    assert log10_p(codes, exact_law(folder, 12, scale, row_end=False)) < -4
+    codes = decoder.generate([PROMPTS[0]] * runs, list(range(runs))).tokens[:, :3]
+    assert log10_p(codes, exact_law(folder, SMALL, 12, scale)) > -4
+    without = replace(SMALL, slots=["code"] * 4)
+    assert log10_p(codes, exact_law(folder, without, 12, scale)) < -4
 
 
 def test_one_norm_a_rank_is_one_norm_a_head(lumina: Path, tmp_path: Path) -> None:
@@ -297,7 +215,7 @@ def test_layouts_and_sizes(lumina: Path, anole: Path) -> None:
     assert load_model(lumina, "cpu").grid == (48, 48)
     assert load_model(lumina, "cpu", layout="anole").grid == (4, 4)
     for options in ({"layout": "emu"}, {"layout": "anole", "size": "512x512"}):
-        with pytest.raises(ValueError, match="expected lumina, or anole without a size"):
+        with pytest.raises(ValueError, match="expected lumina, lumina2, or anole without a size"):
             load_model(anole, "cpu", **options)
 
 

@@ -1,4 +1,6 @@
-"""Lumina-mGPT 1.0 (arXiv 2408.02657) and Anole (arXiv 2407.06135), by transformers' Chameleon.
+"""Lumina-mGPT 1.0 and 2.0 (arXiv 2408.02657, 2507.17801) and Anole (arXiv 2407.06135).
+
+All three by transformers' Chameleon.
 
 Numbers of two kinds never share a name: *codes* count the codebook, *vocab ids* the vocabulary.
 """
@@ -14,29 +16,34 @@ from torch.nn import functional as F
 from transformers import ChameleonConfig, PreTrainedTokenizerFast
 from transformers.models.chameleon.modeling_chameleon import ChameleonImageVocabularyMapping
 
-from csd_policy.models.chameleon_layout import BEGIN, SEPARATOR, find_layout, vocab_id
+from csd_policy.models.chameleon_layout import find_layout
 from csd_policy.models.chameleon_vq import (
     CODEBOOK,
     VQGAN,
+    PixelDecoder,
     load_language_model,
     load_pixel_decoder,
     stored_weights,
 )
+from csd_policy.models.movqgan import MOVQGAN, MoVQDecoder, load_movqgan
 from csd_policy.models.transformer import PromptState, TransformerModel, pad_right, to_pictures
 
 
 class Chameleon(TransformerModel):
-    """Draws with Lumina-mGPT 1.0 or Anole, by codes of a codebook of 8192, 16 pixels a code.
+    """Draws with Lumina-mGPT or Anole.
 
-    Both begin with ``bos, text, separator``. Written after the code of the releases; no published
-    checkpoint was loaded.
+    By codes of 16x16 pixels from a codebook of 8192, or of 8x8 pixels from 16384 (Lumina-mGPT 2.0).
+    All begin with ``bos, text, separator``. Written after the code of the releases; no published
+    checkpoint was loaded. Of Lumina-mGPT 2.0 and MoVQGAN no file was seen either: names and vocab
+    ids are those in the code that reads them.
 
     Args:
         source: folder, or hub id such as ``Alpha-VLLM/Lumina-mGPT-7B-768``.
-        layout: ``lumina`` or ``anole``; see ``find_layout`` for the default.
+        layout: ``lumina``, ``lumina2`` or ``anole``; see ``find_layout`` for the default.
         size: of Lumina's pictures, default ``768x768``; should suit the checkpoint's resolution.
         vqgan: file with the weights of the pixel decoder. Default: vqgan.safetensors or vqgan.ckpt
-            in ``source``, else ``model.vqmodel.decoder.*``, else pictures cannot be decoded.
+            in ``source``, else ``model.vqmodel.decoder.*``; of Lumina-mGPT 2.0
+            movqgan_270M.safetensors or movqgan_270M.ckpt; else pictures cannot be decoded.
         options: of ``from_pretrained``.
 
     Raises:
@@ -61,33 +68,40 @@ class Chameleon(TransformerModel):
     ) -> None:
         config: Any = ChameleonConfig.from_pretrained(source)
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
-        written = find_layout(config, source, layout, size, vocabulary)
-        self._separator = vocab_id(vocabulary, *SEPARATOR)
-        self._begin = vocab_id(vocabulary, *BEGIN)
+        written = find_layout(config, source, layout, size, self._tokenizer)
         self._layout, self.defaults, self.grid = written, written.defaults, written.grid
-        largest = max(self._begin, self._separator, *written.opening, *written.forced)
-        if largest >= config.vocab_size:
+        ids = [written.begin, written.separator, *written.opening, *written.forced]
+        if (largest := max(*ids, *(written.codes or ())[-1:])) >= config.vocab_size:
             raise ValueError(
-                f"{source}: the tokenizer lacks names of special tokens, and the vocab id "
-                f"{largest} of the releases is not below vocab_size {config.vocab_size}"
+                f"{source}: vocab id {largest} of the tokenizer or of the release is not below "
+                f"vocab_size {config.vocab_size}"
             )
         if not any(name.startswith("IMGIMG") for name in config.vocabulary_map or {}):
-            config.vocabulary_map = vocabulary
-        self.num_codes = config.vq_config.num_embeddings
-        vocab_ids = _vocab_id_of_code(config.vocabulary_map, self.num_codes, config.vocab_size)
+            config.vocabulary_map = self._tokenizer.get_vocab()
+        if written.codes is None:
+            count = config.vq_config.num_embeddings
+            vocab_ids = _vocab_id_of_code(config.vocabulary_map, count, config.vocab_size)
+        else:
+            vocab_ids = torch.tensor(written.codes)
+        self.num_codes = len(vocab_ids)
 
         stored = stored_weights(source)
         model = load_language_model(source, config, stored, dtype, **options)
+        if written.codes is not None:
+            del model.model.vqmodel  # random: the checkpoint has none, its VQGAN is another
         if "device_map" not in options:
             model.to(device)
-        self._pixels = load_pixel_decoder(source, vqgan, stored, config.vq_config)
+        self._pixels: PixelDecoder | MoVQDecoder | None
+        if written.codes is None:
+            self._pixels = load_pixel_decoder(source, vqgan, stored, config.vq_config)
+        else:
+            self._pixels = load_movqgan(source, vqgan, self.num_codes)
         if self._pixels is not None:
             self._pixels.to(device)
         self.name, self.dtype, self.backbone = source, dtype, model.model
-        self.codebook = model.model.vqmodel.quantize.embedding.weight
-        if CODEBOOK not in stored:
-            self.codebook = self._pixels.embedding.weight if self._pixels else None
+        self.codebook = self._pixels.embedding.weight if self._pixels else None
+        if written.codes is None and CODEBOOK in stored:
+            self.codebook = model.model.vqmodel.quantize.embedding.weight
         self._vocab_id_of_code = vocab_ids.to(device)
         self._head = model.lm_head.weight[vocab_ids.to(model.lm_head.weight.device)].to(device)
         slots = torch.tensor(written.forced, device=device)
@@ -103,7 +117,8 @@ class Chameleon(TransformerModel):
     def _prompt_vocab_ids(self, prompt: str) -> list[int]:
         text = self._layout.template.format(prompt)
         words = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [self._begin, *words, self._separator, *self._layout.opening]
+        written = self._layout
+        return [written.begin, *words, written.separator, *written.opening]
 
     def embed_codes(self, codes: Tensor) -> Tensor:
         embeddings: Tensor = self.backbone.get_input_embeddings()(self._vocab_id_of_code[codes])
@@ -116,12 +131,15 @@ class Chameleon(TransformerModel):
     def decode(self, tokens: Tensor) -> list[Image.Image]:
         self.check_codes(tokens)
         if self._pixels is None:
+            names, release = (
+                (VQGAN, "Chameleon") if self._layout.codes is None else (MOVQGAN, "MoVQGAN")
+            )
             raise ValueError(
-                f"{self.name} has no pixel decoder, expected {' or '.join(VQGAN)} of Chameleon's "
-                "release in its folder, or the path of that file as the option vqgan"
+                f"{self.name} has no pixel decoder, expected {' or '.join(names)} of the release "
+                f"of {release} in its folder, or the path of that file as the option vqgan"
             )
         pictures = []
-        for codes in tokens.to(self.device).view(-1, *self.grid).split(4):
+        for codes in tokens.to(self.device).view(-1, *self.grid).split(1):  # for memory
             pictures += to_pictures(self._pixels(codes))
         return pictures
 
