@@ -219,7 +219,7 @@ def test_weights_in_several_files(lumina: Path, tmp_path: Path) -> None:
     weight = model.backbone.state_dict()["layers.0.mlp.up_proj.weight"]
     assert weight.equal(stored["model.layers.0.mlp.up_proj.weight"])
     (folder / "model-1.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lacks model-1.safetensors$"):
+    with pytest.raises(ValueError, match=r"lacks model-1.safetensors, which .*index.json names"):
         load_model(folder, "cpu", size="128x64")
 
 
@@ -266,7 +266,7 @@ def test_wrong_vqgan_files(lumina: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part.safetensors do not fit the VQGAN(.|\n)*conv_in"):
         load_model(lumina, "cpu", size="128x64", vqgan=tmp_path / "part.safetensors")
     torch.save({"state_dict": state, "callbacks": Path("x")}, tmp_path / "objects.ckpt")
-    with pytest.raises(ValueError, match="objects.ckpt holds more than tensors"):
+    with pytest.raises(ValueError, match="objects.ckpt cannot be read safely, expected tensors"):
         load_model(lumina, "cpu", size="128x64", vqgan=tmp_path / "objects.ckpt")
 
 

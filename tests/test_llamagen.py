@@ -250,7 +250,7 @@ def test_the_converter_names_what_is_wrong(files: Path, tmp_path: Path, capsys: 
     del vq["encoder.conv_in.weight"]
     refused("vq.pt lacks encoder.conv_in.weight", heads=4)
     (tmp_path / "text_256.pt").write_text("no weights")
-    refused("text_256.pt holds no tensors that can be read safely", "text_256.pt")
+    refused("text_256.pt cannot be read safely, expected tensors", "text_256.pt")
     torch.save([1], tmp_path / "list_256.pt")
     refused("list_256.pt is no table of tensors", "list_256.pt")
     with pytest.raises(SystemExit):

@@ -20,8 +20,8 @@ from csd_policy.models.chameleon_vq import (
     VQGAN,
     load_language_model,
     load_pixel_decoder,
-    stored_weights,
 )
+from csd_policy.models.published import stored_weights
 from csd_policy.models.transformer import PromptState, TransformerModel, pad_right, to_pictures
 
 
