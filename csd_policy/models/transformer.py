@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
 from csd_policy.cache import RaggedCache
 from csd_policy.models.base import ImageTokenModel
@@ -145,3 +146,35 @@ def load_checkpoint(
     if wrong := misfits(info):
         raise ValueError(f"the weights of {source} do not fit {cls.__name__}: {wrong}")
     return model.eval().requires_grad_(False)
+
+
+def load_processor(cls: Any, source: str, tokens: Sequence[str], vocab_size: int) -> Any:
+    """The processor of a checkpoint, with a tokenizer that has special tokens.
+
+    Args:
+        cls: class of the processor.
+        source: folder, or id on the Hugging Face hub.
+        tokens: fields of tokenizer_config.json, such as ``pad_token``.
+        vocab_size: of the network; ids of the tokens are below it.
+
+    Raises:
+        ValueError: a field is missing, or its token has no such id.
+    """
+    try:
+        processor = cls.from_pretrained(source)
+        tokenizer = processor.tokenizer
+    except AttributeError:  # it asks for some of the tokens itself
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        if all(getattr(tokenizer, token, None) for token in tokens):
+            raise
+    for token in tokens:
+        name = getattr(tokenizer, token, None)
+        if not name:
+            raise ValueError(f"tokenizer_config.json of {source} lacks {token}")
+        number = tokenizer.convert_tokens_to_ids(name)
+        if not 0 <= number < vocab_size:
+            raise ValueError(
+                f"{token} of {source} is {name!r} with id {number}, expected one below "
+                f"vocab_size {vocab_size}"
+            )
+    return processor
