@@ -1,16 +1,14 @@
 """Lumina-mGPT 1.0 and Anole: the adapter against transformers' Chameleon on tiny checkpoints."""
 
-import itertools
 import json
-import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from chi_square import log10_p_of_codes
 from safetensors.torch import load_file, save_file
-from scipy.stats import chi2  # type: ignore[import-untyped]
 from tiny_chameleon import code_names, tiny_chameleon, tiny_vqgan, vqgan_pixels
 from tiny_models import PROMPTS
 from torch import Tensor
@@ -158,16 +156,6 @@ def exact_law(folder: Path, count: int, scale: float, row_end: bool = True) -> T
     return first[:, None, None] * second[:, :, None] * third
 
 
-def log10_p(codes: Tensor, law: Tensor) -> float:
-    """Chi-square test of codes ``[R, 3]`` in 64 cells, log10 of the p-value."""
-    found = ((codes % 4) * torch.tensor([16, 4, 1])).sum(1).bincount(minlength=64).double()
-    cells = [law[i::4, j::4, k::4].sum() for i, j, k in itertools.product(range(4), repeat=3)]
-    expected = torch.stack(cells) * len(codes)
-    assert expected.sum().item() == pytest.approx(len(codes)) and expected.min() >= 5
-    statistic = float(((found - expected) ** 2 / expected).sum())
-    return float(chi2.logsf(statistic, 63)) / math.log(10)
-
-
 def test_sampled_codes_have_the_law_of_full_forward_passes(tmp_path: Path) -> None:
     """The first three codes, with a newline in front of the third, in a chi-square test.
 
@@ -180,8 +168,8 @@ def test_sampled_codes_have_the_law_of_full_forward_passes(tmp_path: Path) -> No
     config = DecodeConfig(window=4, guidance_scale=scale, temperature=1.0, top_k=0)
     decoder = JacobiDecoder(model, Exact(), config=config)
     codes = decoder.generate(["w1 w2"] * runs, list(range(runs))).tokens[:, :3]
-    assert log10_p(codes, exact_law(folder, 12, scale)) > -4
-    assert log10_p(codes, exact_law(folder, 12, scale, row_end=False)) < -4
+    assert log10_p_of_codes(codes, exact_law(folder, 12, scale), 4) > -4
+    assert log10_p_of_codes(codes, exact_law(folder, 12, scale, row_end=False), 4) < -4
 
 
 def test_one_norm_a_rank_is_one_norm_a_head(lumina: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ VISION_NAMES = (  # transformers' patterns and the release's names
 )
 
 
-class _Converter(TikTokenConverter):  # type: ignore[misc]
+class _Converter(TikTokenConverter):
     """Reads the file of ranks without the package tiktoken."""
 
     @staticmethod
@@ -86,7 +86,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
     if lacks := sorted(set(ROLES.values()) - set(special)):
         raise ValueError(f"{vision} lacks {', '.join(lacks)}")
     try:
-        tokenizer = _Converter(str(ranks), PATTERN, extra_special_tokens=special).converted()
+        converter: Any = _Converter  # transformers' constructor has no types
+        tokenizer = converter(str(ranks), PATTERN, extra_special_tokens=special).converted()
     except ValueError as error:
         raise ValueError(
             f"{ranks} is no list of base64 tokens and ranks 0, 1, ...: {error}"

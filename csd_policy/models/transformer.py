@@ -139,8 +139,8 @@ def load_checkpoint(
             source if state is None else None, dtype=dtype, use_safetensors=True, state_dict=state,
             output_loading_info=True, ignore_mismatched_sizes=True, **options,
         )  # fmt: skip
-    except SafetensorError as error:
-        raise ValueError(f"a file with weights of {source} is broken: {error}") from error
+    except (SafetensorError, KeyError) as error:  # KeyError: a field of the index
+        raise ValueError(f"a file with weights of {source} is broken: {error!r}") from error
     if optional is not None:
         info["missing_keys"] = [n for n in info["missing_keys"] if not n.startswith(optional)]
     if wrong := misfits(info):
