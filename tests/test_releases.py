@@ -147,7 +147,7 @@ def test_emu3_of_baai(tmp_path: Path) -> None:
     law = language(words).logits[0, -1, of_codes]
     config = DecodeConfig(window=4, temperature=0.0, guidance_scale=1.0)
     result = JacobiDecoder(model, config=config).generate(["w1 w2"], [0])
-    assert result.tokens[0, 0] == law.argmax() and law.std() > 0.5
+    assert result.tokens[0, 0] == law.argmax() and law.std() > 0.3
     pixels = vision.decode(result.tokens.view(1, 1, 2, 2))[0, 0]
     wanted = ((pixels.permute(1, 2, 0) + 1) * 127.5).clamp(0, 255)
     (picture,) = result.images

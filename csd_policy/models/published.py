@@ -119,7 +119,8 @@ def listed(names: Iterable[str]) -> str:
 
 def check_names(found: Iterable[str], expected: Iterable[str], path: Path | str) -> None:
     """Raise ValueError with the names that ``path`` lacks, and those that nothing reads."""
-    lacks, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    there, wanted = set(found), set(expected)
+    lacks, extra = sorted(wanted - there), sorted(there - wanted)
     faults = [
         f"{verb} {listed(names)}"
         for verb, names in (("lacks", lacks), ("has unknown", extra))
