@@ -93,7 +93,7 @@ def test_sampled_codes_follow_the_law_of_full_forwards(tmp_path: Path) -> None:
 
     Against the law of a shorter unconditional prompt the same codes fail.
     """
-    folder, runs, prompts = tiny_janus(tmp_path, codes=48), 800, ["w1 w2 w3 w4", "w9"]
+    folder, runs, prompts = tiny_janus(tmp_path, codes=48), 1500, ["w1 w2 w3 w4", "w9"]
     config = DecodeConfig(window=4, guidance_scale=2.0, top_k=12)
     decoder = JacobiDecoder(load_model(folder, "cpu"), config=config)
     tokens = decoder.generate(prompts * runs, range(2 * runs)).tokens[:, :3]
