@@ -1,13 +1,9 @@
 """What transformers' own Chameleon class does with a release: greedy codes, and a law of codes."""
 
-import itertools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
-from scipy.stats import chi2  # type: ignore[import-untyped]
 from tiny_chameleon import code_names
 from tiny_models import PROMPTS
 from torch import Tensor
@@ -106,13 +102,3 @@ def exact_law(folder: Path, written: Written, count: int, scale: float) -> Tenso
         second = laws(every[:, None])
         third = laws(torch.cartesian_prod(every, every)).view(count, count, count)
     return first[:, None, None] * second[:, :, None] * third
-
-
-def log10_p(codes: Tensor, law: Tensor) -> float:
-    """Chi-square test of codes ``[R, 3]`` in 64 cells, log10 of the p-value."""
-    found = ((codes % 4) * torch.tensor([16, 4, 1])).sum(1).bincount(minlength=64).double()
-    cells = [law[i::4, j::4, k::4].sum() for i, j, k in itertools.product(range(4), repeat=3)]
-    expected = torch.stack(cells) * len(codes)
-    assert expected.sum().item() == pytest.approx(len(codes)) and expected.min() >= 5
-    statistic = float(((found - expected) ** 2 / expected).sum())
-    return float(chi2.logsf(statistic, 63)) / math.log(10)

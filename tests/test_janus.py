@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chi_square import log10_p_of_codes
 from tiny_models import PROMPTS, tiny_janus
 from torch import Tensor
 from transformers import JanusForConditionalGeneration, JanusProcessor
@@ -47,6 +48,59 @@ def test_greedy_decoding_is_that_of_transformers(
         assert result.tokens.equal(expected)
         if window > 1:
             assert max(result.stats.forward_passes) < 16
+
+
+def law_of_three(folder: Path, prompt: str, scale: float, pad: bool = True) -> Tensor:
+    """Joint law ``[V, V, V]`` of the first three codes at top-k 12, by full forward passes.
+
+    Without ``pad`` the unconditional prompt is the first and the last token alone.
+    """
+    model = JanusForConditionalGeneration.from_pretrained(folder).eval()
+    batch = JanusProcessor.from_pretrained(folder)(
+        text=[prompt], generation_mode="image", return_tensors="pt"
+    )
+    cond = batch["input_ids"][0]
+    blank = torch.where(torch.isin(cond, torch.tensor([0, 3])), cond, 2)
+    heads = [cond, blank if pad else cond[[0, -1]]]
+
+    def law(codes: Tensor) -> Tensor:
+        """Law ``[M, V]`` of the code behind ``codes``, ``[M, 0 to 2]``."""
+        image = model.prepare_embeddings_for_image_generation(codes)
+        logits = []
+        for head in heads:
+            text = model.get_input_embeddings()(head).expand(len(codes), -1, -1)
+            hidden = model.model.language_model(
+                inputs_embeds=torch.cat([text, image], 1), use_cache=False
+            ).last_hidden_state[:, -1]
+            logits.append(model.model.generation_head(hidden).double())
+        guided = logits[1] + scale * (logits[0] - logits[1])
+        best = guided.topk(12)
+        kept = torch.full_like(guided, -torch.inf).scatter(1, best.indices, best.values)
+        return kept.softmax(-1)
+
+    joint = law(torch.empty(1, 0, dtype=torch.int64))[0]
+    for _ in range(2):
+        prefixes = joint.nonzero()
+        following = torch.zeros(*joint.shape, len(joint), dtype=torch.float64)
+        following[tuple(prefixes.T)] = law(prefixes)
+        joint = joint[..., None] * following
+    return joint
+
+
+@torch.inference_mode()
+def test_sampled_codes_follow_the_law_of_full_forwards(tmp_path: Path) -> None:
+    """The first three codes, guided and filtered by top-k, of two prompts in one batch.
+
+    Against the law of a shorter unconditional prompt the same codes fail.
+    """
+    folder, runs, prompts = tiny_janus(tmp_path, codes=48), 1500, ["w1 w2 w3 w4", "w9"]
+    config = DecodeConfig(window=4, guidance_scale=2.0, top_k=12)
+    decoder = JacobiDecoder(load_model(folder, "cpu"), config=config)
+    tokens = decoder.generate(prompts * runs, range(2 * runs)).tokens[:, :3]
+    for i, prompt in enumerate(prompts):
+        assert log10_p_of_codes(tokens[i::2], law_of_three(folder, prompt, 2.0), 3) > -4
+    other = law_of_three(folder, prompts[0], 2.0, pad=False) + 1e-9
+    assert log10_p_of_codes(tokens[::2], other / other.sum(), 3) < -6
 
 
 def test_defaults_and_pictures(folder: Path) -> None:

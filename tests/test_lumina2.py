@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chameleon_reference import Written, exact_law, greedy_of_transformers, log10_p
+from chameleon_reference import Written, exact_law, greedy_of_transformers
+from chi_square import log10_p_of_codes
 from safetensors.torch import save_file
 from tiny_chameleon import tiny_chameleon
 from tiny_models import PROMPTS
@@ -86,9 +87,9 @@ def test_sampled_codes_have_the_law_of_full_forward_passes(
     config = DecodeConfig(window=4, guidance_scale=scale, temperature=1.0, top_k=0)
     decoder = JacobiDecoder(model, Exact(), config=config)
     codes = decoder.generate([PROMPTS[0]] * runs, list(range(runs))).tokens[:, :3]
-    assert log10_p(codes, exact_law(folder, WIDE, 12, scale)) > -4
+    assert log10_p_of_codes(codes, exact_law(folder, WIDE, 12, scale), 4) > -4
     without = replace(WIDE, blank=["<racm3:break>"])
-    assert log10_p(codes, exact_law(folder, without, 12, scale)) < -4
+    assert log10_p_of_codes(codes, exact_law(folder, without, 12, scale), 4) < -4
 
 
 def pixels_of(picture: object) -> Tensor:

@@ -32,8 +32,8 @@ def sharpen(model: torch.nn.Module, *parts: str) -> None:
             weight.data.mul_(3)
 
 
-def tiny_janus(folder: Path, seed: int = 0) -> Path:
-    """Janus with 4x4 codes of 512, and its processor."""
+def tiny_janus(folder: Path, seed: int = 0, codes: int = 512) -> Path:
+    """Janus with 4x4 codes, and its processor."""
     from transformers import (
         GenerationConfig,
         JanusConfig,
@@ -56,7 +56,7 @@ def tiny_janus(folder: Path, seed: int = 0) -> Path:
         mlp_ratio=2, projection_dim=64, num_image_tokens=16, depth=2,
     )  # fmt: skip
     vq = JanusVQVAEConfig(
-        embed_dim=8, num_embeddings=512, latent_channels=32, base_channels=32, num_res_blocks=1,
+        embed_dim=8, num_embeddings=codes, latent_channels=32, base_channels=32, num_res_blocks=1,
         channel_multiplier=[1, 1, 1, 1, 1], projection_dim=64, image_token_embed_dim=64,
         num_hidden_layers=2,
     )  # fmt: skip

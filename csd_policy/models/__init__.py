@@ -16,8 +16,10 @@ SHIPPED = Path(__file__).parent / "weights"
 ADAPTERS = {  # import paths by model_type, each imported when it is used
     "chameleon": "csd_policy.models.chameleon.Chameleon",
     "emu3": "csd_policy.models.emu3.Emu3",
+    "Emu3": "csd_policy.models.emu3.Emu3",  # of BAAI
     "emu3_text_model": "csd_policy.models.emu3.Emu3",
     "janus": "csd_policy.models.janus.Janus",
+    "multi_modality": "csd_policy.models.janus.Janus",  # of deepseek-ai
     "llamagen": "csd_policy.models.llamagen.LlamaGen",
 }
 
@@ -66,7 +68,11 @@ def load_model(
             f"no model {name!r}: neither a folder, nor a shipped model "
             f"({', '.join(shipped_models())}), nor an id owner/name of the Hugging Face hub"
         )
-    found: ImageTokenModel = _adapter_for(name)(name, where, dtype, **options)
+    adapter = _adapter_for(name)
+    try:
+        found: ImageTokenModel = adapter(name, where, dtype, **options)
+    except OSError as error:  # how transformers and the hub say that a file is not there
+        raise ValueError(f"model {name!r} cannot be loaded{_offline()}: {error}") from error
     return found
 
 
@@ -80,9 +86,8 @@ def _adapter_for(source: str) -> Any:
         config, _ = PretrainedConfig.get_config_dict(source)
         kind = config.get("model_type")
     except (OSError, AttributeError) as error:
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise ValueError(
-            f"no model {source!r}: its config.json cannot be read{offline}: {error}"
+            f"no model {source!r}: its config.json cannot be read{_offline()}: {error}"
         ) from error
     if kind not in ADAPTERS:
         raise ValueError(
@@ -90,6 +95,10 @@ def _adapter_for(source: str) -> Any:
         )
     module, _, cls = ADAPTERS[kind].rpartition(".")
     return getattr(importlib.import_module(module), cls)
+
+
+def _offline() -> str:
+    return " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
 
 
 def find_device(device: str | torch.device | None) -> torch.device:

@@ -23,9 +23,9 @@ from csd_policy.models.chameleon_vq import (
     PixelDecoder,
     load_language_model,
     load_pixel_decoder,
-    stored_weights,
 )
 from csd_policy.models.movqgan import MOVQGAN, MoVQDecoder, load_movqgan
+from csd_policy.models.published import stored_weights
 from csd_policy.models.transformer import PromptState, TransformerModel, pad_right, to_pictures
 
 

@@ -1,45 +1,23 @@
 """The weights of a Chameleon checkpoint: language model, and pixel decoder of the VQGAN."""
 
-import json
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import ChameleonForConditionalGeneration
 from transformers.models.janus.configuration_janus import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
-from transformers.utils.hub import cached_file
 
-from csd_policy.models.transformer import misfits
+from csd_policy.models.published import find, read_weights
+from csd_policy.models.transformer import load_checkpoint
 
 VQGAN = ("vqgan.safetensors", "vqgan.ckpt")
 PREFIX = "model.vqmodel."  # of the VQGAN among the weights of the language model
 PARTS = ("decoder.", "post_quant_conv.", "quantize.embedding.")
 CODEBOOK = f"{PREFIX}quantize.embedding.weight"
-
-
-def stored_weights(source: str) -> dict[str, Tensor]:
-    """All weights in the safetensors files of a folder or hub id, as they are stored.
-
-    Raises:
-        ValueError: there are none, or a file is missing or broken.
-    """
-    index = _find(source, "model.safetensors.index.json")
-    names = ["model.safetensors"]
-    if index is not None:
-        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
-    files = {name: _find(source, name) for name in names}
-    if missing := [name for name, file in files.items() if file is None]:
-        pickled = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.pth")
-        there = [name for name in pickled if _find(source, name)]
-        hint = f"; {there[0]} needs pickle: convert it to safetensors first" if there else ""
-        raise ValueError(f"{source} lacks {', '.join(missing)}{hint}")
-    return {name: weight for file in files.values() for name, weight in _tensors(str(file)).items()}
 
 
 def load_language_model(
@@ -55,15 +33,9 @@ def load_language_model(
         for name, weight in stored.items()
         if not name.startswith(f"{PREFIX}decoder.")  # transformers has none
     }
-    cls: Any = ChameleonForConditionalGeneration
-    model, info = cls.from_pretrained(
-        None, config=config, state_dict=state, dtype=dtype, output_loading_info=True,
-        ignore_mismatched_sizes=True, **options,
-    )  # fmt: skip
-    info["missing_keys"] = [n for n in info["missing_keys"] if not n.startswith(PREFIX)]
-    if wrong := misfits(info):
-        raise ValueError(f"the weights of {source} do not fit {cls.__name__}: {wrong}")
-    return model.eval().requires_grad_(False)
+    return load_checkpoint(
+        ChameleonForConditionalGeneration, source, dtype, state, PREFIX, config=config, **options
+    )
 
 
 def _one_a_head(name: str, weight: Tensor, config: Any) -> Tensor:
@@ -131,10 +103,10 @@ def load_pixel_decoder(
     """
     if file is not None and not Path(file).is_file():
         raise ValueError(f"vqgan is {str(file)!r}, expected a file such as {' or '.join(VQGAN)}")
-    found = [file] if file is not None else [f for name in VQGAN if (f := _find(source, name))]
+    found = [file] if file is not None else [f for name in VQGAN if (f := find(source, name))]
     weights: Mapping[str, Tensor]
     if found:
-        where, weights = str(found[0]), _read(Path(found[0]))
+        where, weights = str(found[0]), read_weights(Path(found[0]))
     elif any(name.startswith(f"{PREFIX}decoder.") for name in stored):
         where = f"{source}, {PREFIX}*"
         weights = {
@@ -157,34 +129,6 @@ def load_pixel_decoder(
     except RuntimeError as error:
         raise ValueError(f"the weights of {where} do not fit the VQGAN: {error}") from error
     return decoder.eval().requires_grad_(False)
-
-
-def _find(source: str, name: str) -> str | None:
-    path: str | None = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-    return path
-
-
-def _tensors(file: str) -> dict[str, Tensor]:
-    try:
-        with safe_open(file, "pt") as content:
-            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{file} is no safetensors file: {error}") from error
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """Weights of a safetensors file, or of a Lightning checkpoint that holds nothing else."""
-    if path.suffix == ".safetensors":
-        return _tensors(str(path))
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{path} holds more than tensors, expected a file that torch.load reads with "
-            f"weights_only, or its state_dict as vqgan.safetensors: {error}"
-        ) from error
-    weights: dict[str, Tensor] = content.get("state_dict", content)
-    return weights
 
 
 def _rename(name: str, top: int) -> str:

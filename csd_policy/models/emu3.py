@@ -10,15 +10,21 @@ from transformers import (
     Emu3ForCausalLM,
     Emu3ForConditionalGeneration,
     Emu3Processor,
-    Emu3VQVAE,
     PretrainedConfig,
 )
 from transformers.models.emu3.modeling_emu3 import Emu3ImageVocabularyMapping
 
+from csd_policy.models.emu3_release import (
+    MODEL_TYPE,
+    load_language_model,
+    load_release_processor,
+    load_vision_tokenizer,
+)
 from csd_policy.models.transformer import (
     PromptState,
     TransformerModel,
     load_checkpoint,
+    load_processor,
     pad_right,
 )
 from csd_policy.types import SamplingDefaults
@@ -29,6 +35,9 @@ NEGATIVE = (
     "cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, "
     "username, blurry."
 )
+VOCAB_SIZE = 184622  # of the release, the default of its config.json
+TOKENS = ("bos_token", "eos_token", "image_token", "boi_token", "eoi_token", "eof_token",
+          "image_wrapper_token")  # fmt: skip
 
 
 class Emu3(TransformerModel):
@@ -41,18 +50,19 @@ class Emu3(TransformerModel):
 
     Args:
         source: folder, or hub id such as ``Emu3-community/Emu3-Gen-hf``, with the processor's
-            files; its model_type is ``emu3``, or ``emu3_text_model`` for a language model alone.
+            files; its model_type is ``emu3``, or ``emu3_text_model`` for a language model alone,
+            or ``Emu3`` for one with the files of BAAI, such as ``BAAI/Emu3-Gen``.
         ratio: WIDTH:HEIGHT of the picture, two whole numbers.
         image_area: pixels of the picture, rounded to whole codes of 8x8.
         positive: what is put behind each prompt, as it is.
         negative: what the picture shall not be.
-        vq: folder or hub id of the ``emu3_vqgan`` that goes with a language model alone; without
-            it such a model draws codes, and no pictures.
+        vq: folder or hub id of the vision tokenizer that goes with a language model alone, such as
+            ``BAAI/Emu3-VisionTokenizer``; without it such a model draws codes, and no pictures.
         options: of ``from_pretrained``.
 
     Raises:
         ValueError: no grid has this ratio and area, weights are missing or do not fit, or the
-            vocabulary lacks a code or the end of line.
+            vocabulary lacks a code, the end of line, or a special token.
     """
 
     defaults = SamplingDefaults(guidance_scale=3.0, top_k=2048)
@@ -74,21 +84,28 @@ class Emu3(TransformerModel):
         vq: str | None = None,
         **options: Any,
     ) -> None:
-        self._processor = Emu3Processor.from_pretrained(source)
+        config = PretrainedConfig.get_config_dict(source)[0]
+        kind = config.get("model_type")
+        vocab_size = config.get("text_config", config).get("vocab_size", VOCAB_SIZE)
+        if kind == MODEL_TYPE:
+            self._processor = load_release_processor(source, vocab_size)
+        else:
+            self._processor = load_processor(Emu3Processor, source, TOKENS, vocab_size)
         self.grid = _grid(self._processor, ratio, image_area)
         self._layout = {"ratio": ratio, "image_area": image_area}
         self._positive, self._negative = positive, negative
         self.name, self.dtype = source, dtype
-        if PretrainedConfig.get_config_dict(source)[0].get("model_type") == "emu3":
+        if kind == "emu3":
             if vq is not None:
                 raise ValueError(f"vq is {vq!r}, expected None: {source} has one of its own")
             model = load_checkpoint(Emu3ForConditionalGeneration, source, dtype, **options)
             self.backbone, self._vq = model.model.text_model, model.model.vqmodel
             mapping = model.vocabulary_mapping
         else:
-            model = load_checkpoint(Emu3ForCausalLM, source, dtype, **options)
+            model = (load_language_model(source, dtype, **options) if kind == MODEL_TYPE
+                     else load_checkpoint(Emu3ForCausalLM, source, dtype, **options))  # fmt: skip
             self.backbone = model.model
-            self._vq = None if vq is None else load_checkpoint(Emu3VQVAE, vq, dtype).to(device)
+            self._vq = None if vq is None else load_vision_tokenizer(vq, dtype).to(device)
             mapping = Emu3ImageVocabularyMapping(self._processor.tokenizer.get_vocab())
         if "device_map" not in options:
             model.to(device)

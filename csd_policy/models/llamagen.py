@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import JanusVQVAE, LlamaConfig, LlamaForCausalLM
 
 from csd_policy.models.llamagen_prompts import CaptionCondition, ClassCondition
+from csd_policy.models.published import read_weights
 from csd_policy.models.transformer import (
     PromptState,
     TransformerModel,
@@ -82,7 +82,7 @@ class LlamaGen(TransformerModel):
         network = load_checkpoint(LlamaForCausalLM, str(folder), dtype, config=config, **options)
         self._network = network if "device_map" in options else network.to(device)
         self._vq = load_checkpoint(JanusVQVAE, str(folder / "vq"), torch.float32).to(device)
-        loaded = load_file(folder / "condition.safetensors")
+        loaded = read_weights(folder / "condition.safetensors")
         weights = {name: weight.to(device, dtype) for name, weight in loaded.items()}
         self._condition: ClassCondition | CaptionCondition
         if "uncond_embedding" in weights:

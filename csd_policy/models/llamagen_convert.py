@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import JanusVQVAE, JanusVQVAEConfig
 
 from csd_policy.models.published import Weights, check_names, count, read_weights
+from csd_policy.models.vq16 import published_name, vq_sizes
 
 T5 = "google/flan-t5-xl"
 HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
@@ -85,34 +86,11 @@ def convert_network(
     return config, network, {name: weights[prefix + name] for name in kind}
 
 
-def published_name(name: str) -> str:
-    """The release's name of a weight of ``JanusVQVAE``."""
-    name = re.sub(r"\.(?:down|up)\.(\d+)\.", r".conv_blocks.\1.", name)
-    name = re.sub(r"(\.conv_blocks\.\d+)\.block\.", r"\1.res.", name)
-    for ours, theirs in {"block_1": "0", "attn_1": "1", "block_2": "2"}.items():
-        name = name.replace(f".mid.{ours}.", f".mid.{theirs}.")
-    return name
-
-
 def convert_pictures(weights: Weights, path: Path, image_size: int) -> JanusVQVAE:
     """The picture tokenizer, for square pictures of that many pixels a side."""
-    levels = count(weights, r"encoder\.conv_blocks\.(\d+)\.")
-    blocks = count(weights, r"encoder\.conv_blocks\.0\.res\.(\d+)\.")
-    widths = [f"encoder.conv_blocks.{i}.res.0.conv1.weight" for i in range(max(1, levels))]
-    sizes = ("quantize.embedding.weight", "post_quant_conv.weight", "encoder.conv_in.weight")
-    if not set(sizes) <= set(weights) or not set(widths) <= set(weights):
-        check_names(weights, [*weights, *sizes, *widths], path)
-    base = len(weights["encoder.conv_in.weight"])
-    codes, code_dim = weights["quantize.embedding.weight"].shape
-    config = JanusVQVAEConfig(
-        embed_dim=code_dim,
-        num_embeddings=codes,
-        latent_channels=len(weights["post_quant_conv.weight"]),
-        base_channels=base,
-        channel_multiplier=[len(weights[name]) // base for name in widths],
-        num_res_blocks=blocks,
-        num_patches=image_size // 2 ** (levels - 1),
-    )
+    sizes = vq_sizes(weights, path)
+    side = image_size // 2 ** (len(sizes["channel_multiplier"]) - 1)
+    config = JanusVQVAEConfig(**sizes, num_patches=side)
     model = JanusVQVAE(config)
     ours = {published_name(name): name for name in model.state_dict()}
     check_names(weights, ours, path)

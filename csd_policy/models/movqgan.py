@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 from transformers.models.emu3.modeling_emu3 import Emu3VQVAEDecoder
 
-from csd_policy.models.chameleon_vq import PARTS, _find, _read
-from csd_policy.models.published import count
+from csd_policy.models.chameleon_vq import PARTS
+from csd_policy.models.published import count, find, read_weights
 
 MOVQGAN = ("movqgan_270M.safetensors", "movqgan_270M.ckpt")
 RENAMES = (  # published to transformers' names, each after those above it
@@ -64,10 +64,10 @@ def load_movqgan(source: str, file: str | Path | None, num_codes: int) -> MoVQDe
     """
     if file is not None and not Path(file).is_file():
         raise ValueError(f"vqgan is {str(file)!r}, expected a file such as {' or '.join(MOVQGAN)}")
-    found = [file] if file is not None else [f for name in MOVQGAN if (f := _find(source, name))]
+    found = [file] if file is not None else [f for name in MOVQGAN if (f := find(source, name))]
     if not found:
         return None
-    weights = {n: w.float() for n, w in _read(Path(found[0])).items() if n.startswith(PARTS)}
+    weights = {n: w.float() for n, w in read_weights(Path(found[0])).items() if n.startswith(PARTS)}
     try:
         with torch.device("meta"):
             decoder = MoVQDecoder(_sizes(weights))

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
 from csd_policy.cache import RaggedCache
 from csd_policy.models.base import ImageTokenModel
+from csd_policy.models.published import listed, weight_files
 
 
 @dataclass(frozen=True)
@@ -99,31 +103,78 @@ def to_pictures(pixels: Tensor) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in array]
 
 
-def misfits(info: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Names of weights by what is wrong with them, from transformers' ``output_loading_info``."""
-    return {
-        kind: sorted(map(str, names))
-        for kind, names in info.items()
-        if names and "error" not in kind
-    }
+def misfits(info: Mapping[str, Any]) -> str:
+    """What is wrong with which weights, from transformers' ``output_loading_info``."""
+    wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
+    return "; ".join(f"{k} {listed(n)}" for k, n in wrong.items() if "error" not in k)
 
 
-def load_checkpoint(cls: Any, source: str, dtype: torch.dtype, **options: Any) -> Any:
+def load_checkpoint(
+    cls: Any,
+    source: str,
+    dtype: torch.dtype,
+    state: Mapping[str, Tensor] | None = None,
+    optional: str | None = None,
+    **options: Any,
+) -> Any:
     """``cls.from_pretrained`` with every weight in place, in evaluation mode.
 
     Args:
+        cls: class of the network.
         source: folder, or id on the Hugging Face hub.
+        state: weights by the names of ``cls``, in the place of those in ``source``; ``options``
+            has a ``config`` then.
+        optional: beginning of the names of weights that may be missing; they are then random.
         options: of ``from_pretrained``: ``attn_implementation``, ``device_map``,
             ``quantization_config``, ...
 
     Raises:
-        ValueError: weights are missing, are left over, or have another shape.
-        OSError: there is no such checkpoint; the text is that of transformers.
+        ValueError: files or weights are missing, are left over, or have another shape.
+        OSError: the hub has no such checkpoint; the text is that of transformers.
     """
-    model, info = cls.from_pretrained(
-        source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-    )
-    wrong = misfits(info)
-    if wrong:
+    if state is None and Path(source).is_dir():
+        weight_files(source)
+    try:
+        model, info = cls.from_pretrained(
+            source if state is None else None, dtype=dtype, use_safetensors=True, state_dict=state,
+            output_loading_info=True, ignore_mismatched_sizes=True, **options,
+        )  # fmt: skip
+    except (SafetensorError, KeyError) as error:  # KeyError: a field of the index
+        raise ValueError(f"a file with weights of {source} is broken: {error!r}") from error
+    if optional is not None:
+        info["missing_keys"] = [n for n in info["missing_keys"] if not n.startswith(optional)]
+    if wrong := misfits(info):
         raise ValueError(f"the weights of {source} do not fit {cls.__name__}: {wrong}")
     return model.eval().requires_grad_(False)
+
+
+def load_processor(cls: Any, source: str, tokens: Sequence[str], vocab_size: int) -> Any:
+    """The processor of a checkpoint, with a tokenizer that has special tokens.
+
+    Args:
+        cls: class of the processor.
+        source: folder, or id on the Hugging Face hub.
+        tokens: fields of tokenizer_config.json, such as ``pad_token``.
+        vocab_size: of the network; ids of the tokens are below it.
+
+    Raises:
+        ValueError: a field is missing, or its token has no such id.
+    """
+    try:
+        processor = cls.from_pretrained(source)
+        tokenizer = processor.tokenizer
+    except AttributeError:  # it asks for some of the tokens itself
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        if all(getattr(tokenizer, token, None) for token in tokens):
+            raise
+    for token in tokens:
+        name = getattr(tokenizer, token, None)
+        if not name:
+            raise ValueError(f"tokenizer_config.json of {source} lacks {token}")
+        number = tokenizer.convert_tokens_to_ids(name)
+        if not 0 <= number < vocab_size:
+            raise ValueError(
+                f"{token} of {source} is {name!r} with id {number}, expected one below "
+                f"vocab_size {vocab_size}"
+            )
+    return processor
