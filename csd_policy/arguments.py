@@ -109,21 +109,6 @@ def join_repeated(args: Sequence[str], option: str) -> list[str]:
     return joined
 
 
-def quote_values(args: Sequence[str], option: str) -> list[str]:
-    """``args`` with the value in ``--option.KEY VALUE`` as JSON text; YAML reads 16:9 as 969."""
-    quoted: list[str] = []
-    words = iter(args)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not name.startswith(f"{option}."):
-            quoted.append(word)
-            continue
-        text = value if equals else next(words, None)
-        same = word if text is None else f"{name}={json.dumps(text, ensure_ascii=False)}"
-        quoted.append(same)
-    return quoted
-
-
 def name_class(parser: ArgumentParser, args: Sequence[str], name: str, usual: str) -> list[str]:
     """``args`` with ``--name usual`` in front if only arguments of that class are given.
 

@@ -20,6 +20,7 @@ from csd_policy.bench_table import Row, notes_text, table_cells
 from csd_policy.decoder import MOST_WINDOW, JacobiDecoder
 from csd_policy.drafts import Tail
 from csd_policy.models import SHIPPED, Dtype, ImageTokenModel, find_device, load_model
+from csd_policy.models.options import Options
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.provenance import provenance
 from csd_policy.results import prepare_folder, write_json, write_text
@@ -43,7 +44,7 @@ def bench(
     window: int = 16,
     batch_size: int = 1,
     model: str = "emoji-scenes",
-    model_options: dict[str, Any] | None = None,
+    model_options: Options | None = None,
     sizes: list[int] | None = None,
     rounds: int = 20,
     device: str | None = None,

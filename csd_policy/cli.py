@@ -7,14 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from csd_policy.arguments import (
-    class_names,
-    join_repeated,
-    make_parser,
-    name_class,
-    parse,
-    quote_values,
-)
+from csd_policy.arguments import class_names, join_repeated, make_parser, name_class, parse
 from csd_policy.provenance import package_version
 
 logger = logging.getLogger(__name__)
@@ -80,7 +73,7 @@ def generate(args: Sequence[str]) -> None:
 
     parser = make_parser("generate", run.__doc__)
     parser.add_function_arguments(run, as_group=False)
-    words = quote_values(join_repeated(args, "--prompt"), "--model_options")
+    words = join_repeated(args, "--prompt")
     for option, usual in (("policy", "CSD"), ("draft", "Independent")):
         words = name_class(parser, words, option, usual)
     rows = run(**{name: value for name, value in parse(parser, words).items() if value is not None})
@@ -104,8 +97,7 @@ def compare(args: Sequence[str]) -> None:
     parser.add_argument(
         "--prompt_file", type=str, help="text file, one prompt a line, in the place of prompts"
     )
-    words = quote_values(join_repeated(args, "--prompts"), "--model_options")
-    values = parse(parser, words)
+    values = parse(parser, join_repeated(args, "--prompts"))
     dry_run, file = values.pop("dry_run"), values.pop("prompt_file")
     if file is not None:
         values["prompts"] = read_prompts(Path(file))
@@ -119,7 +111,7 @@ def bench(args: Sequence[str]) -> None:
 
     parser = make_parser("bench", run.__doc__)
     parser.add_function_arguments(run, as_group=False)
-    show(run(**parse(parser, quote_values(args, "--model_options"))))
+    show(run(**parse(parser, args)))
 
 
 def train(args: Sequence[str]) -> None:

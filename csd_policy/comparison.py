@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.models import Dtype
+from csd_policy.models.options import Options
 from csd_policy.policies import AcceptancePolicy, Exact
 from csd_policy.provenance import check_manifest, package_version
 from csd_policy.results import load_row
@@ -100,7 +101,7 @@ class Comparison:
     methods: list[Method]
     prompts: list[str] = field(default_factory=list)
     model: str = "emoji-scenes"
-    model_options: dict[str, Any] = field(default_factory=dict)
+    model_options: Options = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
     output: str = "outputs/compare"
     batch_size: int = 16

@@ -10,6 +10,7 @@ from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.figures import decode_figure
 from csd_policy.memory import peak_memory, restart_peak
 from csd_policy.models import Dtype, load_model
+from csd_policy.models.options import Options
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.progress import pass_bar
 from csd_policy.results import image_row, prepare_folder, save_image, slug, write_atomic
@@ -22,7 +23,7 @@ DEFAULT_DRAFT = Independent()
 def generate(
     prompt: list[str],
     model: str = "emoji-scenes",
-    model_options: dict[str, Any] | None = None,
+    model_options: Options | None = None,
     policy: AcceptancePolicy = DEFAULT_POLICY,
     draft: DraftStrategy = DEFAULT_DRAFT,
     seed: int = 0,

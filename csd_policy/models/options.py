@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+# text first: YAML's reading of 16:9 is the number 969
+Options = dict[str, str | int | float | bool | dict[str, Any] | None]
 LOADING = {  # what adapters with ``**options`` hand on to ``from_pretrained``
     "attn_implementation": Literal["sdpa", "eager"],  # others cannot take the loop's own masks
     "device_map": dict[str, Any] | str | None,
