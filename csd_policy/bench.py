@@ -16,9 +16,11 @@ import torch
 
 from csd_policy import drafts, policies
 from csd_policy.arguments import class_names
+from csd_policy.bench_table import Row, notes_text, table_cells
 from csd_policy.decoder import MOST_WINDOW, JacobiDecoder
 from csd_policy.drafts import Tail
-from csd_policy.models import SHIPPED, find_device
+from csd_policy.models import SHIPPED, Dtype, ImageTokenModel, find_device, load_model
+from csd_policy.models.options import Options
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.provenance import provenance
 from csd_policy.results import prepare_folder, write_json, write_text
@@ -36,36 +38,34 @@ logger = logging.getLogger(__name__)
 SIZES = [1024, 8192, 16384, 32768]
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 Step = tuple[str, str, str, Callable[[], Any]]  # kind, name, what it is, and what is timed
-Row = dict[str, Any]
-LEGEND = """\
-Each cell is the median of {rounds} rounds in ms; in brackets its ratio to the forward pass of its
-column and, for a policy, the ms above those of Exact. A round times each step once, in random
-order. The forward pass has window {window}, batch {batch_size} and both guidance branches. A policy
-is timed by the whole verification of a pass, a draft strategy by its redraw of all drafts, on laws
-of random logits. Policies have their defaults; RiskGated has a FixedRisk, whose map is counted. The
-middle half of a step's rounds spans {typical:.0%} of its median (median over steps; {most:.0%} at
-most)."""
 
 
 def bench(
     window: int = 16,
     batch_size: int = 1,
-    sizes: list[int] = SIZES,
+    model: str = "emoji-scenes",
+    model_options: Options | None = None,
+    sizes: list[int] | None = None,
     rounds: int = 20,
     device: str | None = None,
+    dtype: Dtype = "float32",
     output: str = "outputs/bench",
 ) -> str:
     """Time what each policy and each draft strategy adds to a forward pass.
 
-    On the shipped model, and on random LLaMA models of its shape with larger codebooks. Writes
+    On a model, and on random LLaMA models of the shipped one's shape with larger codebooks. Writes
     ``bench.json`` and ``bench.md``.
 
     Args:
         window: slots per forward pass, 2 to 256.
         batch_size: images in a pass, 1 or more.
-        sizes: codebook sizes of the random models, 2 or more each; [] is the shipped model alone.
+        model: name of a shipped model, a folder, or an id owner/name of the Hugging Face hub.
+        model_options: what the model's adapter takes beyond that, KEY: VALUE, see docs/models.md.
+        sizes: codebook sizes of the random models, 2 or more each; default is 1024 to 32768 beside
+            the shipped model, and none beside another.
         rounds: how often each step is timed, 1 or more.
         device: where to run; default is CUDA if there is a card, else the CPU.
+        dtype: of the model's network; the random ones are in float32.
         output: folder to write to.
 
     Returns:
@@ -76,15 +76,21 @@ def bench(
     for name, value in (("batch_size", batch_size), ("rounds", rounds)):
         if value < 1:
             raise ValueError(f"{name} is {value}, expected 1 or more")
+    if sizes is None:
+        sizes = SIZES if model == "emoji-scenes" else []
     if any(size < 2 for size in sizes) or len(set(sizes)) < len(sizes):
         raise ValueError(f"sizes is {sizes}, expected different numbers of 2 or more")
     where, folder = find_device(device), Path(output)
     prepare_folder(folder)
     columns: list[Row] = []
-    for model in (make_model(size, where) for size in (None, *sizes)):
-        logger.info("%s, V %d", model.name, model.num_codes)
-        steps = measure(make_steps(model, window, batch_size), where, rounds)
-        columns.append(facts_of(model) | {"steps": steps})
+    for size in (None, *sizes):
+        if size is None:
+            timed = load_model(model, where, getattr(torch, dtype), **(model_options or {}))
+        else:
+            timed = make_model(size, where)
+        logger.info("%s, V %d", timed.name, timed.num_codes)
+        steps = measure(make_steps(timed, window, batch_size), where, rounds)
+        columns.append(facts_of(timed) | {"steps": steps})
     settings = {"window": window, "batch_size": batch_size, "rounds": rounds, "sizes": sizes}
     write_json(folder / "bench.json", {"settings": settings, "models": columns})
     head, cells = table_cells(columns)
@@ -93,38 +99,40 @@ def bench(
     return f"{text_table(head, cells)}\n\n{notes}"
 
 
-def make_model(size: int | None, device: torch.device) -> "EmojiScenes":
-    """The shipped model, or with a ``size`` one of its shape with random weights and V = size.
+def make_model(size: int, device: torch.device) -> "EmojiScenes":
+    """A model of the shipped one's shape with random weights and V = ``size``.
 
-    The random one has a head and a codebook ``[V, 8]`` of that size; it draws no pictures.
+    It has a head and a codebook ``[V, 8]`` of that size; it draws no pictures.
     """
     from transformers import LlamaForCausalLM
 
     from csd_policy.models.emoji_scenes import EmojiScenes
 
     model = EmojiScenes(SHIPPED / "emoji-scenes", device, torch.float32)
-    if size is not None:
-        config = copy.deepcopy(model._prior.config)
-        config.vocab_size = model._first + size  # words come first
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model._prior = LlamaForCausalLM(config).eval().requires_grad_(False)
-            model.codebook = torch.randn(size, 8).to(device)
-        model.backbone = model._prior.model
-        model._prior.to(device)  # type: ignore[arg-type]  # transformers' stub of Module.to
-        model.name, model.num_codes = "random weights", size
+    config = copy.deepcopy(model._prior.config)
+    config.vocab_size = model._first + size  # words come first
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model._prior = LlamaForCausalLM(config).eval().requires_grad_(False)
+        model.codebook = torch.randn(size, 8).to(device)
+    model.backbone = model._prior.model
+    model._prior.to(device)  # type: ignore[arg-type]  # transformers' stub of Module.to
+    model.name, model.num_codes = "random weights", size
     return model
 
 
-def facts_of(model: "EmojiScenes") -> Row:
-    """Provenance, V, the number of parameters of the network, and its shape."""
-    sizes = {"num_codes": model.num_codes, "parameters": model._prior.num_parameters()}
-    shape = {name: getattr(model._prior.config, name) for name in SHAPE}
-    return provenance(model) | sizes | {"shape": shape}
+def facts_of(model: ImageTokenModel) -> Row:
+    """Provenance and V; of a network of transformers the number of parameters and its shape too."""
+    facts = provenance(model) | {"num_codes": model.num_codes}
+    network = getattr(model, "_prior", getattr(model, "backbone", None))
+    if network is None:
+        return facts | {"parameters": 0, "shape": {}}
+    shape = {name: getattr(network.config, name) for name in SHAPE}
+    return facts | {"parameters": network.num_parameters(), "shape": shape}
 
 
 @torch.inference_mode()
-def make_steps(model: "EmojiScenes", window: int, batch_size: int) -> list[Step]:
+def make_steps(model: ImageTokenModel, window: int, batch_size: int) -> list[Step]:
     """The forward pass, each policy and each draft strategy, in the middle of an image."""
     device, codes = model.device, len(model.code_of_slot)
     place = torch.arange(window, device=device)
@@ -201,35 +209,3 @@ def measure(steps: list[Step], device: torch.device, rounds: int) -> list[Row]:
         if line["kind"] == "policy":
             line["ms_above_exact"] = line["ms"] - base["Exact"]
     return lines
-
-
-def table_cells(columns: list[Row]) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the table: steps by models."""
-    head = ["step", *(f"{column['model']}, V {column['num_codes']}" for column in columns)]
-    together = zip(*(column["steps"] for column in columns), strict=True)
-    return head, [[lines[0]["name"], *map(cell, lines)] for lines in together]
-
-
-def cell(line: Row) -> str:
-    """The numbers of one step."""
-    digits = 2 if line["ms"] < 10 else 1
-    text = f"{line['ms']:.{digits}f}"
-    if line["kind"] == "forward":
-        return text
-    above = f", {line['ms_above_exact']:+.{digits}f}" if line.get("ms_above_exact") else ""
-    return f"{text} ({line['ratio']:.2f}{above})"
-
-
-def notes_text(columns: list[Row], settings: Row) -> str:
-    """What the cells mean, and where and with what they were made."""
-    lines = [line for column in columns for line in column["steps"]]
-    spread = [(line["quartiles"][1] - line["quartiles"][0]) / line["ms"] for line in lines]
-    legend = LEGEND.format(typical=np.median(spread), most=max(spread), **settings)
-    facts = columns[0]
-    shape = ", ".join(f"{name} {value}" for name, value in facts["shape"].items())
-    sizes = ", ".join(f"{c['parameters'] / 1e6:.1f} M" for c in columns)
-    return (
-        f"{legend}\n\nParameters by column: {sizes}; {shape}; {facts['dtype']}. On "
-        f"{facts['device_name']} ({facts['device']}, threads: {facts['threads']}), csd_policy "
-        f"{facts['csd_policy']}, torch {facts['torch']}."
-    )

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from csd_policy.arguments import class_names, join_repeated, make_parser, name_class, parse
 from csd_policy.provenance import package_version
@@ -67,6 +68,7 @@ def first_line(thing: object) -> str:
 def generate(args: Sequence[str]) -> None:
     """Draw pictures and show how each of their tokens was committed."""
     from csd_policy.generate import generate as run
+    from csd_policy.memory import gigabytes
     from csd_policy.tables import text_table
 
     parser = make_parser("generate", run.__doc__)
@@ -75,10 +77,10 @@ def generate(args: Sequence[str]) -> None:
     for option, usual in (("policy", "CSD"), ("draft", "Independent")):
         words = name_class(parser, words, option, usual)
     rows = run(**{name: value for name, value in parse(parser, words).items() if value is not None})
-    columns = ("file", "passes", "tokens per pass", "spent TV", "s per image")
+    columns = ("file", "passes", "tokens per pass", "spent TV", "s per image", "peak GB")
     cells = [
         (r["file"], str(r["forward_passes"]), f"{r['tokens_per_pass']:.2f}",
-         f"{r['spent_tv']:.3f}", f"{r['seconds']['total']:.2f}")
+         f"{r['spent_tv']:.3f}", f"{r['seconds']['total']:.2f}", gigabytes(r["peak_memory"]))
         for r in rows
     ]  # fmt: skip
     show(text_table(columns, cells))
@@ -87,13 +89,18 @@ def generate(args: Sequence[str]) -> None:
 def compare(args: Sequence[str]) -> None:
     """Compare policies on one model: pictures, tables and plots."""
     from csd_policy.compare import run
-    from csd_policy.comparison import Comparison, plan_text
+    from csd_policy.comparison import Comparison, plan_text, read_prompts
 
     parser = make_parser("compare", Comparison.__doc__)
     parser.add_class_arguments(Comparison, as_group=False)
     parser.add_argument("--dry_run", action="store_true", help="show the plan and stop")
+    parser.add_argument(
+        "--prompt_file", type=str, help="text file, one prompt a line, in the place of prompts"
+    )
     values = parse(parser, join_repeated(args, "--prompts"))
-    dry_run = values.pop("dry_run")
+    dry_run, file = values.pop("dry_run"), values.pop("prompt_file")
+    if file is not None:
+        values["prompts"] = read_prompts(Path(file))
     comparison = Comparison(**values)
     show(plan_text(comparison) if dry_run else run(comparison))
 

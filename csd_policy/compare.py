@@ -10,6 +10,7 @@ import torch
 from csd_policy import report, tracking
 from csd_policy.comparison import Comparison, Job, Method
 from csd_policy.decoder import JacobiDecoder
+from csd_policy.memory import peak_memory, restart_peak
 from csd_policy.metrics import log_likelihood
 from csd_policy.models import ImageTokenModel, load_model
 from csd_policy.progress import pass_bar
@@ -29,7 +30,7 @@ def run(comparison: Comparison) -> str:
         ValueError: a wrong setting, or a folder with results of other settings (names the field).
     """
     c, output, mode = comparison, Path(comparison.output), tracking.choose_mode(comparison.wandb)
-    model = load_model(c.model, c.device, getattr(torch, c.dtype))
+    model = load_model(c.model, c.device, getattr(torch, c.dtype), **c.model_options)
     model.check_prompts(c.prompts)
     prepare_folder(output)
     with locked(output):
@@ -74,6 +75,7 @@ def run_method(comparison: Comparison, method: Method, decoder: JacobiDecoder) -
         if number == 0:
             warm_up(decoder, prompts, seeds)
         label = f"{method.name}, batch {number + 1} of {len(missing)}"
+        restart_peak(decoder.model.device)
         with pass_bar(len(decoder.model.code_of_slot), label) as on_pass:
             result = decoder.generate(prompts, seeds=seeds, on_pass=on_pass)
         save_batch(comparison, method, batch, result)
@@ -104,9 +106,10 @@ def save_batch(
     begin = time.perf_counter()
     _ = result.images  # decoded once, here
     seconds = (time.perf_counter() - begin) / len(batch)
+    peak = peak_memory(result.model.device)  # without the likelihood, which is a measurement
     prompts = list(result.prompts)
     likelihood = log_likelihood(result.model, result.tokens, prompts, result.config).tolist()
     for i, job in enumerate(batch):
         row = {"method": method.name, "prompt_number": job[0]} | image_row(result, i)
-        row |= {"log_likelihood": likelihood[i], "picture_seconds": seconds}
+        row |= {"log_likelihood": likelihood[i], "picture_seconds": seconds, "peak_memory": peak}
         save_image(result, i, comparison.stem(method, job), row)

@@ -7,11 +7,13 @@ timed on the same batches however often the command was interrupted.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.models import Dtype
+from csd_policy.models.options import Options
 from csd_policy.policies import AcceptancePolicy, Exact
 from csd_policy.provenance import check_manifest, package_version
 from csd_policy.results import load_row
@@ -84,8 +86,9 @@ class Comparison:
 
     Args:
         methods: what to compare; compression is measured against the first one with window 1.
-        prompts: what to draw.
+        prompts: what to draw, different texts.
         model: name of a shipped model, a folder, or an id owner/name of the Hugging Face hub.
+        model_options: what the model's adapter takes beyond that, KEY: VALUE, see docs/models.md.
         seeds: images of each prompt; all methods share their random numbers.
         output: folder to write to.
         batch_size: images decoded at once, 1 or more.
@@ -96,8 +99,9 @@ class Comparison:
     """
 
     methods: list[Method]
-    prompts: list[str]
+    prompts: list[str] = field(default_factory=list)
     model: str = "emoji-scenes"
+    model_options: Options = field(default_factory=dict)
     seeds: list[int] = field(default_factory=lambda: [0])
     output: str = "outputs/compare"
     batch_size: int = 16
@@ -145,7 +149,20 @@ class Comparison:
         shared = {"csd_policy": package_version()} | self.to_config()
         for name in ("output", "device", "wandb", "project"):
             del shared[name]
+        options = self.model_options.items()  # as text: the command line gives 256 as "256"
+        shared["model_options"] = {k: v if isinstance(v, str) else dumps(v) for k, v in options}
         return shared | {"methods": {m["name"]: m for m in shared["methods"]}}
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file that are not empty; ValueError if there are none."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompt_file is {str(path)!r}, expected a text file: {error}") from error
+    if not any(lines):
+        raise ValueError(f"prompt_file is {str(path)!r}, which is empty, expected a prompt a line")
+    return [line for line in lines if line]
 
 
 def _check_distinct(what: str, values: Sequence[object]) -> None:
@@ -177,7 +194,7 @@ def plan_text(comparison: Comparison) -> str:
         )  # fmt: skip
     head = ("method", "policy", "draft", "window", "sampling", "images there", "to draw")
     facts = [
-        f"model     {c.model}",
+        f"model     {c.model}" + "".join(f", {k} {v}" for k, v in c.model_options.items()),
         f"prompts   {len(c.prompts)}, seeds {', '.join(map(str, c.seeds))}",
         f"images    {per_method} per method, {per_method * len(c.methods)} in all, "
         f"in batches of {c.batch_size}",

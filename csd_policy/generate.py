@@ -8,7 +8,9 @@ import torch
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.drafts import DraftStrategy, Independent
 from csd_policy.figures import decode_figure
+from csd_policy.memory import peak_memory, restart_peak
 from csd_policy.models import Dtype, load_model
+from csd_policy.models.options import Options
 from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.progress import pass_bar
 from csd_policy.results import image_row, prepare_folder, save_image, slug, write_atomic
@@ -21,6 +23,7 @@ DEFAULT_DRAFT = Independent()
 def generate(
     prompt: list[str],
     model: str = "emoji-scenes",
+    model_options: Options | None = None,
     policy: AcceptancePolicy = DEFAULT_POLICY,
     draft: DraftStrategy = DEFAULT_DRAFT,
     seed: int = 0,
@@ -45,6 +48,7 @@ def generate(
     Args:
         prompt: what to draw; may be given several times.
         model: name of a shipped model, a folder, or an id owner/name of the Hugging Face hub.
+        model_options: what the model's adapter takes beyond that, KEY: VALUE, see docs/models.md.
         policy: when to accept a draft; default CSD().
         draft: how to redraw what was not verified; default Independent().
         seed: of a prompt's first image; the next ones count up.
@@ -72,7 +76,7 @@ def generate(
     )
     jobs = plan(prompt, seed, num_images)
     check_seeds([""] * len(jobs), [number for _, number in jobs.values()])
-    image_model = load_model(model, device, getattr(torch, dtype))
+    image_model = load_model(model, device, getattr(torch, dtype), **(model_options or {}))
     image_model.check_prompts(prompt)
     prepare_folder(Path(output))
     decoder = JacobiDecoder(image_model, policy, draft, config)
@@ -81,6 +85,7 @@ def generate(
         names = list(jobs)[start : start + batch_size]
         prompts, seeds = zip(*(jobs[name] for name in names), strict=True)
         label = f"images {start + 1} to {start + len(names)} of {len(jobs)}"
+        restart_peak(image_model.device)
         with pass_bar(len(image_model.code_of_slot), label) as on_pass:
             result = decoder.generate(prompts, seeds=seeds, on_pass=on_pass)
         rows += [write_image(result, i, Path(output) / name) for i, name in enumerate(names)]
@@ -106,12 +111,13 @@ def plan(prompts: list[str], seed: int, num_images: int) -> dict[str, tuple[str,
 
 def write_image(result: DecodeResult, i: int, stem: Path) -> dict[str, Any]:
     """Write all files of image ``i`` to ``stem`` with their suffixes; its row, with ``file``."""
-    row = image_row(result, i)
+    pictures = result.images  # decoded here, so that the peak counts it
+    row = image_row(result, i) | {"peak_memory": peak_memory(result.model.device)}
     save_image(result, i, stem, row)
     title = (
         f"{row['prompt']}, seed {row['seed']}: {row['forward_passes']} passes with {result.policy}"
     )
-    figure = decode_figure(result.images[i], result.trace.row(i), result.model.grid, title)
+    figure = decode_figure(pictures[i], result.trace.row(i), result.model.grid, title)
     heat = stem.with_name(stem.name + "_heat.png")
     write_atomic(heat, lambda to: figure.savefig(to, format="png"))
     return row | {"file": str(stem.with_name(stem.name + ".png"))}

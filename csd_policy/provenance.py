@@ -52,6 +52,7 @@ def provenance(model: ImageTokenModel) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": str(model.dtype).removeprefix("torch."),
         "model": model.name,
+        "model_options": dict(model.options),
         "grid": list(model.grid),
         "slots": len(model.code_of_slot),
     }
@@ -82,8 +83,9 @@ def check_manifest(
     for key in sorted(theirs.keys() | ours.keys()):
         if key.split(".")[0] not in ignore and theirs.get(key) != ours.get(key):
             raise ValueError(
-                f"{key} is {ours.get(key)!r}, but the results in {path.parent} were made with "
-                f"{theirs.get(key)!r}; choose another output folder or restore the setting"
+                f"{key} is {_short(ours.get(key))}, but the results in {path.parent} were made "
+                f"with {_short(theirs.get(key))}; choose another output folder or restore the "
+                "setting"
             )
     return manifest | {"methods": old_methods | new_methods}
 
@@ -99,6 +101,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             "or choose another output folder"
         )
     return data
+
+
+def _short(value: object, longest: int = 400) -> str:
+    text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} letters)"
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:

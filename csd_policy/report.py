@@ -22,7 +22,8 @@ the time, which images of a batch share; with few batches it shows little more t
 Compression is the passes of the method with window 1 divided by the method's. Seconds are the
 batch's, divided by its size, from prefill to the last token; pictures are decoded outside of them,
 and {warm_up} warm-up passes in front are not counted. The share of model forward / verification /
-rest follows. Spent TV is summed over an image: the mean bounds the total variation between the law
+rest follows. Peak memory is that of the cards in the method's batches, or of the whole process so
+far on a CPU. Spent TV is summed over an image: the mean bounds the total variation between the law
 of the method's images and the model's, and says nothing above 1. Log-likelihood is the mean per
 code under the model, in nats, without top-k and top-p. Its gap to AR is the mean difference to the
 window-1 picture of the same prompt and seed: one of either sign that the exact methods do not have

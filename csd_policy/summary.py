@@ -5,13 +5,14 @@ import io
 from typing import Any
 
 from csd_policy.comparison import Comparison, Method
+from csd_policy.memory import gigabytes
 from csd_policy.metrics import Interval, bootstrap_interval, bootstrap_ratio
 from csd_policy.parameters import Parametrized
 from csd_policy.policies import AcceptancePolicy
 
 Row = dict[str, Any]
 COMPRESSION, SECONDS = "accept/compression", "speed/seconds_per_image"
-GAP = "quality/log_likelihood_gap"
+GAP, PEAK = "quality/log_likelihood_gap", "memory/peak_bytes"
 METRICS = {  # key in the files and in wandb: title, digits, and where an image's row has it
     "accept/forward_passes": ("passes", 1, "forward_passes"),
     COMPRESSION: ("compression", 2, "forward_passes"),
@@ -21,6 +22,7 @@ METRICS = {  # key in the files and in wandb: title, digits, and where an image'
     "quality/log_likelihood": ("log-likelihood", 3, "log_likelihood"),
     GAP: ("gap to AR", 3, "log_likelihood"),
 }
+SETTINGS = ("model", "model_options", "policy", "draft", "decode")  # in each image's row
 PARTS = ("forward", "verification", "rest")  # of the time; the prefill counts as rest
 
 
@@ -37,7 +39,7 @@ def summarise(
     line: Row = {
         "method": method.name,
         "images": len(rows),
-        "settings": {key: rows[0][key] for key in ("model", "policy", "draft", "decode")},
+        "settings": {key: rows[0][key] for key in SETTINGS if key in rows[0]},
     }
     for key, (_, _, name) in METRICS.items():
         if key == SECONDS:
@@ -58,6 +60,8 @@ def summarise(
     total = sum(row["seconds"]["total"] for row in rows)
     for part in PARTS[:2]:
         line[f"speed/share_{part}"] = sum(row["seconds"][part] for row in rows) / total
+    if all("peak_memory" in row for row in rows):  # records of older versions have none
+        line[PEAK] = max(row["peak_memory"] for row in rows)
     line["speed/share_rest"] = 1 - sum(line[f"speed/share_{part}"] for part in PARTS[:2])
     return line
 
@@ -73,7 +77,8 @@ def by_prompt(rows: list[Row], name: str) -> list[list[float]]:
 def table_cells(table: list[Row]) -> tuple[list[str], list[list[str]]]:
     """Head and cells of the table for readers."""
     head = ["method", "W", *(title for title, _, _ in METRICS.values())]
-    head.insert(head.index("s per image") + 1, "share of time")
+    place = head.index("s per image") + 1
+    head[place:place] = ["share of time", "peak GB"]
     cells = []
     for line in table:
         found = [
@@ -81,7 +86,8 @@ def table_cells(table: list[Row]) -> tuple[list[str], list[list[str]]]:
             for key, (_, digits, _) in METRICS.items()
         ]
         shares = " / ".join(f"{line[f'speed/share_{part}']:.0%}" for part in PARTS)
-        found.insert(list(METRICS).index(SECONDS) + 1, shares)
+        peak = gigabytes(line[PEAK]) if PEAK in line else "-"
+        found[place - 2 : place - 2] = [shares, peak]  # behind method and window
         cells.append([line["method"], str(line["settings"]["decode"]["window"]), *found])
     return head, cells
 
@@ -108,11 +114,12 @@ def table_csv(table: list[Row]) -> str:
     ends = Interval._fields
     writer.writerow(
         ["method", "window", "images", *(f"{key}/{end}" for key in METRICS for end in ends),
-         *(f"speed/share_{part}" for part in PARTS)]
+         *(f"speed/share_{part}" for part in PARTS), PEAK]
     )  # fmt: skip
     for line in table:
         numbers = [line.get(key, {}).get(end, "") for key in METRICS for end in ends]
         shares = [line[f"speed/share_{part}"] for part in PARTS]
         window = line["settings"]["decode"]["window"]
-        writer.writerow([line["method"], window, line["images"], *numbers, *shares])
+        peak = line.get(PEAK, "")
+        writer.writerow([line["method"], window, line["images"], *numbers, *shares, peak])
     return text.getvalue()

@@ -155,6 +155,7 @@ class DecodeResult:
         """Settings as plain data, for a results file."""
         return {
             "model": self.model.name,
+            "model_options": dict(self.model.options),
             "policy": self.policy,
             "draft": self.draft,
             "decode": asdict(self.config),

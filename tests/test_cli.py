@@ -107,7 +107,9 @@ def test_a_mistake_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -
         (["generte"], ["verb is 'generte'", "generate, compare"]),
         (["generate"], ["prompt"]),
         (["generate", "--prompt=[]"], ["prompt is []"]),
-        (["compare"], ["methods", "prompts"]),
+        (["compare"], ["methods"]),
+        (["compare", "--methods=[{name: a}]"], ["prompts is []", "at least one"]),
+        (["compare", "--methods=[{name: a}]", "--prompt_file", "none"], ["prompt_file is 'none'"]),
         (["compare", "--methods=[{name: a, windw: 3}]", "--prompts", "cat"], ["windw", "window"]),
         (["compare", "--methods=[{name: a, window: 0}]", "--prompts", "cat"], ["window is 0"]),
         (

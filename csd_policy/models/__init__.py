@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from csd_policy.models.base import ImageTokenModel
+from csd_policy.models.options import build_model
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 SHIPPED = Path(__file__).parent / "weights"
@@ -47,11 +48,13 @@ def load_model(
             Hugging Face hub (downloaded unless HF_HUB_OFFLINE=1).
         device: default is CUDA if there is a card, else the CPU.
         dtype: of the network; laws are computed in at least fp32.
-        options: of transformers' ``from_pretrained`` (``attn_implementation``, ``device_map``,
-            ``quantization_config``), and those of the adapter.
+        options: those of the adapter, such as the size of its pictures, and of transformers'
+            ``from_pretrained``: ``attn_implementation`` (``sdpa`` or ``eager``), ``device_map``,
+            ``quantization_config``. Text is read as the type that the adapter names.
 
     Raises:
-        ValueError: there is no such model, no adapter reads it, or its weights do not fit.
+        ValueError: there is no such model, no adapter reads it, its weights do not fit, or the
+            adapter does not take an option.
     """
     name = str(name_or_folder)
     if not name:
@@ -59,9 +62,8 @@ def load_model(
     folder = Path(name_or_folder) if Path(name_or_folder).is_dir() else SHIPPED / name
     where = find_device(device)
     if (folder / "image_model.json").is_file():
-        model: ImageTokenModel = adapter_of(folder / "image_model.json")(
-            folder, where, dtype, **options
-        )
+        adapter = adapter_of(folder / "image_model.json")
+        model: ImageTokenModel = build_model(adapter, folder, where, dtype, options)
         return model
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ValueError(
@@ -70,7 +72,7 @@ def load_model(
         )
     adapter = _adapter_for(name)
     try:
-        found: ImageTokenModel = adapter(name, where, dtype, **options)
+        found: ImageTokenModel = build_model(adapter, name, where, dtype, options)
     except OSError as error:  # how transformers and the hub say that a file is not there
         raise ValueError(f"model {name!r} cannot be loaded{_offline()}: {error}") from error
     return found
@@ -114,7 +116,7 @@ def find_device(device: str | torch.device | None) -> torch.device:
 def adapter_of(layout: Path) -> type[Any]:
     """The class that ``image_model.json`` names by import path under ``adapter``.
 
-    It is called with (folder, device, dtype) and makes an ``ImageTokenModel``.
+    It is called with (folder, device, dtype), and its options, and makes an ``ImageTokenModel``.
     """
     path = json.loads(layout.read_text()).get("adapter")
     module, _, name = str(path).rpartition(".")

@@ -1,7 +1,7 @@
 """What the loop needs of a model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,7 @@ class ImageTokenModel(ABC):
             if its token is forced. S = N plus the number of forced slots.
         dtype: of the hidden states; laws are computed in it, but at least in fp32.
         defaults: sampling settings of the model's own release.
+        options: what ``load_model`` was given beside the name, as plain data, for records.
         example_prompts: a few prompts that the model can draw.
     """
 
@@ -39,6 +40,7 @@ class ImageTokenModel(ABC):
     code_of_slot: Tensor
     dtype: torch.dtype = torch.float32
     defaults: SamplingDefaults = SamplingDefaults()
+    options: Mapping[str, Any] = {}
     example_prompts: Sequence[str] = ()
 
     @property
