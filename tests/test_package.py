@@ -177,7 +177,7 @@ def test_python_of_the_extension_guide_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, *others = blocks(ROOT / "docs" / "extend.md", "python")
-    scope = dict(vars(import_block(policy, "my_policy", tmp_path, monkeypatch)))
+    scope = vars(import_block(policy, "my_policy", tmp_path, monkeypatch))
     for code in others:
         exec(code, scope)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_model import FlatModel
 
 from csd_policy import DecodeConfig, JacobiDecoder, load_model
 from csd_policy.policies import CSD, RiskGated
@@ -184,6 +185,8 @@ def test_missing_weights_are_named(checkpoint: str | None, message: str, tmp_pat
     path = checkpoint and str(tmp_path / checkpoint)
     with pytest.raises(ValueError, match=message):
         SegmentAnything(path).segment(disc()[0])
+    with pytest.raises(ValueError, match=message):  # before anything is drawn
+        JacobiDecoder(FlatModel(), RiskGated(risk=SegmentationRisk(SegmentAnything(path))))
 
 
 def test_transformers_sam_is_read(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class SegmentationRisk(RiskMap):
         bound = copy.copy(self)
         bound.segmenter = copy.copy(self.segmenter)
         bound.segmenter.device = model.device
+        bound.segmenter.load()
         return bound
 
     def compute(self, canvas: Canvas) -> Tensor:

@@ -23,6 +23,9 @@ class Segmenter(Parametrized, ABC):
 
     device: torch.device = torch.device("cpu")
 
+    def load(self) -> None:
+        """Load what the segmenter needs; ValueError or ModuleNotFoundError if that is missing."""
+
     @abstractmethod
     def segment(self, picture: Picture) -> Masks:
         """Masks bool ``[M, H, W]`` of a picture uint8 ``[H, W, 3]`` (RGB); M may be 0."""
@@ -46,11 +49,16 @@ class Felzenszwalb(Segmenter):
                 raise ValueError(f"{name} is {value!r}, expected a finite number, {low:g} or more")
         self.scale, self.sigma, self.min_size = scale, sigma, min_size
 
-    def segment(self, picture: Picture) -> Masks:
+    def load(self) -> None:
         try:
-            from skimage.segmentation import felzenszwalb
+            import skimage.segmentation  # noqa: F401
         except ModuleNotFoundError as error:
             raise missing("scikit-image", "Felzenszwalb") from error
+
+    def segment(self, picture: Picture) -> Masks:
+        self.load()
+        from skimage.segmentation import felzenszwalb
+
         labels = felzenszwalb(picture, self.scale, self.sigma, self.min_size)
         edge = np.concatenate([labels[0], labels[-1], labels[1:-1, 0], labels[1:-1, -1]])
         share = np.bincount(edge, minlength=labels.max() + 1) / len(edge)
@@ -87,6 +95,9 @@ class SegmentAnything(Segmenter):
         self.points_per_side = points_per_side
         self.pred_iou_thresh = pred_iou_thresh
         self.stability_score_thresh = stability_score_thresh
+
+    def load(self) -> None:
+        _ = self._generator
 
     @cached_property
     def _generator(self) -> Any:
@@ -150,6 +161,9 @@ class TransformersSam(Segmenter):
         self.checkpoint, self.points_per_side = checkpoint, points_per_side
         self.pred_iou_thresh = pred_iou_thresh
         self.stability_score_thresh = stability_score_thresh
+
+    def load(self) -> None:
+        _ = self._pipeline
 
     @cached_property
     def _pipeline(self) -> Any:
