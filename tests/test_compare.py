@@ -17,14 +17,14 @@ from PIL import Image
 
 import csd_policy.compare
 from csd_policy import DecodeConfig, JacobiDecoder, Trace
-from csd_policy.arguments import config_folder, make_parser, parse
+from csd_policy.arguments import config_folder, find_config, make_parser, parse
 from csd_policy.cli import main
 from csd_policy.compare import run
 from csd_policy.comparison import Comparison, Method, plan_text
-from csd_policy.drafts import Gumbel
+from csd_policy.drafts import Gumbel, Independent
 from csd_policy.metrics import log_likelihood
 from csd_policy.models import shipped_models
-from csd_policy.policies import CSD, Exact
+from csd_policy.policies import CSD, GSD, Addition, Amplify, Exact, JacobiMatch
 from csd_policy.results import locked
 from trainers.scenes import caption_words
 
@@ -315,10 +315,68 @@ def shipped(name: str) -> Comparison:
     return Comparison(**parse(parser, ["--config", f"compare/{name}"]))
 
 
-@pytest.mark.parametrize("name", [p.name for p in (config_folder() / "compare").glob("*.yaml")])
+@pytest.mark.parametrize("name", [p.name for p in (config_folder() / "compare").glob("emoji*")])
 def test_shipped_configs_can_be_drawn(name: str) -> None:
     words = set(caption_words())
     assert [p for p in shipped(name).prompts if not set(p.split()) <= words] == []
+
+
+PAPERS = {  # model, guidance, top-k, and the policies beside AR and those of no table
+    "csd_janus7b.yaml": (
+        "deepseek-community/Janus-Pro-7B", 5.0, 0,
+        [JacobiMatch(), Exact(), Amplify(4.0), Addition(0.4), GSD(35), CSD(0.5, 0.65),
+         CSD(0.5, 0.8)],
+    ),
+    "csd_janus1b.yaml": (
+        "deepseek-community/Janus-Pro-1B", 5.0, 0, [Exact(), CSD(0.5, 0.35), CSD(0.5, 0.65)],
+    ),
+    "csd_lumina.yaml": (
+        "Alpha-VLLM/Lumina-mGPT-7B-768", 3.0, 2000,
+        [JacobiMatch(), Exact(), Amplify(1.3), Addition(0.1), GSD(3), CSD(0.5, 0.35)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [p.name for p in (config_folder() / "compare").glob("*.yaml")])
+def test_every_config_can_be_planned(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "--config", f"compare/{name}", "--output", str(tmp_path), "--dry_run"]
+    assert main(words) == 0
+    plan, out = shipped(name), capsys.readouterr().out
+    assert all(method.name in out for method in plan.methods) and plan.model in out
+    assert f"--config compare/{name}" in (find_config(f"compare/{name}")).read_text().replace(
+        "configs/", ""
+    )
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_tables_of_papers(name: str) -> None:
+    plan = shipped(name)
+    model, guidance, top_k, policies = PAPERS[name]
+    assert (plan.model, plan.dtype, plan.batch_size) == (model, "bfloat16", 1)
+    ar, *rest = plan.methods
+    assert ar.window == 1 and isinstance(ar.policy, Exact)
+    rows = rest[: len(policies)]
+    assert [repr(method.policy) for method in rows] == [repr(policy) for policy in policies]
+    assert all(repr(m.draft) == repr(Independent()) and m.window == 16 for m in rows)
+    for m in plan.methods:
+        assert (m.guidance_scale, m.temperature, m.top_k, m.top_p) == (guidance, 1.0, top_k, None)
+
+
+def test_prompts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They take the place of the config's, and a comparison records the prompts themselves."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("a cat: left\n\n  two dogs \n", encoding="utf-8")
+    words = ["compare", "--methods=[{name: AR, window: 1}]", "--prompts", "an owl", "--output"]
+    words += [str(tmp_path / "out"), "--wandb", "disabled", "--prompt_file", str(file)]
+    assert main(words) == 0
+    resolved = json.loads((tmp_path / "out" / "resolved_config.json").read_text())
+    assert resolved["prompts"] == ["a cat: left", "two dogs"] and "prompt_file" not in resolved
+    for text in ("\n \n", "a cat\na cat"):
+        file.write_text(text)
+        assert main(words) == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_the_shipped_config() -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import llamagen_release
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import save_file
 from tiny_chameleon import tiny_chameleon, tiny_vqgan
 from tiny_emu3 import tiny_emu3
 from tiny_models import tiny_janus
 
+import csd_policy.generate
 from csd_policy import DecodeConfig, JacobiDecoder, Trace, load_model
 from csd_policy.bench import bench
 from csd_policy.cli import main
@@ -47,11 +49,11 @@ def tiny_llamagen(folder: Path) -> Path:
 
 
 Maker = Callable[[Path], Any]
-LUMINA = {"size": "128x64", "vqgan": "decoder.safetensors"}
+LUMINA = {"size": "64x32", "vqgan": "decoder.safetensors"}
 MODELS: dict[str, tuple[Maker, str, dict[str, str], tuple[int, int]]] = {
     # maker, prompt, options, size of the picture
     "janus": (tiny_janus, "w1 w2", {}, (64, 64)),
-    "lumina": (tiny_lumina, "w1 w2", LUMINA, (128, 64)),
+    "lumina": (tiny_lumina, "w1 w2", LUMINA, (64, 32)),
     "anole": (lambda folder: tiny_chameleon(folder, "anole"), "w1 w2", {}, (64, 64)),
     "emu3": (tiny_emu3, "w1 w2", {"ratio": "3:2", "image_area": "1536"}, (48, 32)),
     "llamagen": (tiny_llamagen, "7", {}, (16, 16)),
@@ -68,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The folder of a small checkpoint, as a word of the command line; the current one is above."""
     name: str = request.param
-    monkeypatch.setattr(chameleon_layout, "RESOLUTIONS", (96, 768))  # 96: for small pictures
+    monkeypatch.setattr(chameleon_layout, "RESOLUTIONS", (64, 768))  # 64: small pictures
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))  # undone at the end, with what `main` adds
     made = next(folder.glob(f"{name}/converted"), folder / name)
@@ -210,9 +212,9 @@ def test_a_missing_package_is_one_line(
 
 @lumina
 def test_attention_by_option(model: str) -> None:
-    loaded: Any = load_model(model, "cpu", attn_implementation="eager", size="128x64")
+    loaded: Any = load_model(model, "cpu", attn_implementation="eager", size="64x32")
     assert loaded.backbone.config._attn_implementation == "eager"
-    assert loaded.options == {"attn_implementation": "eager", "size": "128x64"}
+    assert loaded.options == {"attn_implementation": "eager", "size": "64x32"}
 
 
 class Adapter:
@@ -244,7 +246,10 @@ PRECEDENCE = {  # words: guidance, temperature, top-k, top-p
 
 @lumina
 @pytest.mark.parametrize("words", PRECEDENCE)
-def test_release_then_preset_then_user(model: str, words: str, tmp_path: Path) -> None:
+def test_release_then_preset_then_user(
+    model: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csd_policy.generate, "decode_figure", lambda *_: Figure((1, 1)))
     args = ["generate", "--model", model, *options_of("lumina"), "--prompt", "w1", *words.split()]
     assert main([*args, "--output", str(tmp_path)]) == 0
     decode = json.loads(next(tmp_path.glob("*.json")).read_text())["decode"]
@@ -279,7 +284,7 @@ def test_half_precision(model: str, dtype: torch.dtype) -> None:
     name = kind_of(model)
     _, prompt, options, size = MODELS[name]
     loaded = load_model(model, "cpu", dtype, **options)
-    config = DecodeConfig(window=4, guidance_scale=7.5)
+    config = DecodeConfig(window=8, guidance_scale=7.5)
     result = JacobiDecoder(loaded, CSD(delta=0.65), Gumbel(), config).generate([prompt], [0])
     assert result.images[0].size == size and result.images[0].getcolors(1) is None
     assert result.trace.entropy.dtype == torch.float32 and result.trace.entropy.isfinite().all()
