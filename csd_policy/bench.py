@@ -25,7 +25,7 @@ from csd_policy.policies import CSD, AcceptancePolicy
 from csd_policy.provenance import provenance
 from csd_policy.results import prepare_folder, write_json, write_text
 from csd_policy.risk import FixedRisk
-from csd_policy.rows import Rows
+from csd_policy.rows import Keep, Rows
 from csd_policy.sampling import Noise, Purpose, draw, take
 from csd_policy.tables import markdown_table, text_table
 from csd_policy.types import DecodeConfig
@@ -137,7 +137,7 @@ def make_steps(model: ImageTokenModel, window: int, batch_size: int) -> list[Ste
     device, codes = model.device, len(model.code_of_slot)
     place = torch.arange(window, device=device)
     noise = Noise(torch.arange(batch_size, device=device), model.num_codes)
-    rows = Rows.empty(noise, window - 1, codes, torch.float32, False, has_risk=True)
+    rows = Rows.empty(noise, window - 1, codes, torch.float32, Keep(risk=True))
     rows.done += (codes - window) // 2
     rows.fresh.fill_(False)
     position = rows.done[:, None] + place

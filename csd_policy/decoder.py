@@ -22,8 +22,8 @@ from csd_policy.models.base import ImageTokenModel
 from csd_policy.policies import AcceptancePolicy, Exact, TVGate
 from csd_policy.redraft import Redrafter
 from csd_policy.risk.guide import RiskGuide
-from csd_policy.rows import Rows
-from csd_policy.sampling import Noise, Purpose, guide, law
+from csd_policy.rows import Keep, Rows
+from csd_policy.sampling import Noise, guide, law
 from csd_policy.timing import PhaseTimer
 from csd_policy.types import DecodeConfig, DecodeResult, Stats, check_seeds
 from csd_policy.verify import Verifier
@@ -71,6 +71,7 @@ class JacobiDecoder:
                 f"window is {self.config.window}, expected at most "
                 f"{max(MOST_WINDOW, self._slots)}: an image of {model.name} has {self._slots} slots"
             )
+        self._alternatives = self.policy.risk is not None and self.policy.risk.alternatives
         self._verify = Verifier(self.policy, self.config, model.grid[1], self._slots)
         # windows reach over the last slot; the places there hold no code
         overhang = torch.full((2 * self.config.window,), -1, device=model.device)
@@ -124,6 +125,14 @@ class JacobiDecoder:
         noise = Noise(torch.tensor(chosen, device=self.model.device), self.model.num_codes)
         with timer("preview"):
             preview = self._preview(prompts, noise)
+        rows, number = self._decode(prompts, noise, timer, preview, on_pass)
+        return self._result(rows, prompts, chosen, number, timer, preview)
+
+    def _decode(
+        self, prompts: Sequence[str], noise: Noise, timer: PhaseTimer, preview: Rows | None = None,
+        on_pass: Callable[[int, list[int]], None] | None = None,
+    ) -> tuple[Rows, int]:  # fmt: skip
+        """The finished rows, and the passes of the batch."""
         guided, window = self.config.guidance_scale != 1, self.config.window
         with timer("prefill"):
             state = self.model.prefill(prompts, guided, window)
@@ -141,14 +150,17 @@ class JacobiDecoder:
             self._check_faults(number, prompts, faults)
             if on_pass is not None:
                 on_pass(number, done)
-        return self._result(rows, prompts, chosen, number, timer, preview)
+        return rows, number
 
     def _start(self, noise: Noise) -> Rows:
         grid, drafts = self.model.grid, self.config.window - 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        keep_laws = self.draft.start.startswith("sample")
-        has_risk = self.policy.risk is not None
-        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep_laws, has_risk)
+        keep = Keep(
+            laws=self.draft.start.startswith("sample"),
+            risk=self.policy.risk is not None,
+            alternatives=self._alternatives,
+        )
+        rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep)
         self._redraft.start(rows, noise)
         return rows
 
@@ -178,22 +190,20 @@ class JacobiDecoder:
         assert c.top_k is not None and c.top_p is not None
         return law(guide(logits, c.guidance_scale), c.temperature, c.top_k, c.top_p)
 
-    def _preview(self, prompts: Sequence[str], noise: Noise) -> DecodeResult | None:
+    def _preview(self, prompts: Sequence[str], noise: Noise) -> Rows | None:
         """A fast picture of each prompt with random numbers of its own, if the risk map asks."""
         if self.policy.risk is None or self.policy.risk.source != "preview":
             return None
-        decoder = JacobiDecoder(
-            self.model, PREVIEW_POLICY, Gumbel(),
-            replace(self.config, tv_budget=None, spent_tv="estimate"),
-        )  # fmt: skip
-        return decoder.generate(prompts, noise.derived(Purpose.PREVIEW))
+        config = replace(self.config, tv_budget=None, spent_tv="estimate")
+        decoder = JacobiDecoder(self.model, PREVIEW_POLICY, Gumbel(), config)
+        decoder._alternatives = self._alternatives
+        return decoder._decode(prompts, noise.derived(), PhaseTimer(self.model.device))[0]
 
-    def _guide(self, prompts: Sequence[str], preview: DecodeResult | None) -> RiskGuide | None:
+    def _guide(self, prompts: Sequence[str], preview: Rows | None) -> RiskGuide | None:
         if self.policy.risk is None:
             return None
-        tokens = None if preview is None else preview.tokens.to(self.model.device)
         return RiskGuide(
-            self.policy.risk, self.model, prompts, tokens, self._code_of_slot, self._codes_before
+            self.policy.risk, self.model, prompts, preview, self._code_of_slot, self._codes_before
         )
 
     def _check_faults(self, number: int, prompts: Sequence[str], faults: list[int]) -> None:
@@ -207,12 +217,12 @@ class JacobiDecoder:
 
     def _result(
         self, rows: Rows, prompts: Sequence[str], seeds: list[int], number: int,
-        timer: PhaseTimer, preview: DecodeResult | None,
+        timer: PhaseTimer, preview: Rows | None,
     ) -> DecodeResult:  # fmt: skip
         seconds = timer.totals()
-        before = [0] * len(seeds) if preview is None else preview.stats.forward_passes
+        before = [0] * len(seeds) if preview is None else preview.passes.tolist()
         passes = [a + b for a, b in zip(before, rows.passes.tolist(), strict=True)]
-        number += 0 if preview is None else preview.stats.batch_passes
+        number += max(before)
         rate = [(rows.tokens.shape[1] - 1) / n for n in passes]
         stats = Stats(passes, rate, rows.spent.tolist(), number, seconds, before)
         return DecodeResult(

@@ -14,13 +14,24 @@ class Verdict:
     """What verification found.
 
     ``accepted`` drafts int64 ``[B]`` in front and the ``extra`` token ``[B]`` behind them;
-    ``finite`` bool ``[B, W]``; ``fields`` of the trace, ``[B, L]`` each (``entropy`` ``[B, W]``).
+    ``finite`` bool ``[B, W]``; ``fields`` of the trace, ``[B, L]`` each (``entropy`` ``[B, W]``);
+    ``alternatives`` int64 ``[B, W]`` or None, see ``Rows``.
     """
 
     accepted: Tensor
     extra: Tensor
     finite: Tensor
     fields: dict[str, Tensor]
+    alternatives: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What the rows of a batch hold for those who ask; see ``Rows``."""
+
+    laws: bool = False
+    risk: bool = False
+    alternatives: bool = False
 
 
 @dataclass
@@ -37,6 +48,8 @@ class Rows:
         tokens, trace: ``[B, N + 1]``; what belongs nowhere is written to column N.
         laws: the target's law at each code, ``[B, N + 1, V]``, or None if nothing asks for it.
         risk: what the policy's risk map said of each code, fp32 ``[B, N]`` in [0, 1], or None.
+        alternatives: another draw from the law of the draft that was verified at each code, or from
+            the target's law if there was none, int64 ``[B, N + 1]``, or None.
         fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if
             none.
     """
@@ -53,12 +66,10 @@ class Rows:
     fault: Tensor
     laws: Tensor | None
     risk: Tensor | None
+    alternatives: Tensor | None
 
     @classmethod
-    def empty(
-        cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype,
-        keep_laws: bool, has_risk: bool,
-    ) -> "Rows":  # fmt: skip
+    def empty(cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype, keep: Keep) -> "Rows":
         """Rows before the first pass; ``p`` is still zero, and any risk is 1."""
         batch, device = len(noise.seeds), noise.seeds.device
 
@@ -86,9 +97,10 @@ class Rows:
             trace=trace,
             fault=torch.full((batch,), codes, dtype=torch.int64, device=device),
             laws=torch.zeros(batch, codes + 1, noise.size, dtype=dtype, device=device)
-            if keep_laws
+            if keep.laws
             else None,
-            risk=torch.ones(batch, codes, device=device) if has_risk else None,
+            risk=torch.ones(batch, codes, device=device) if keep.risk else None,
+            alternatives=integers(codes + 1) if keep.alternatives else None,
         )
 
     def commit(self, verdict: Verdict, position: Tensor, slots: int, q: Tensor) -> Tensor:
@@ -110,6 +122,8 @@ class Rows:
         kept = (window < committed[:, None]) & (position >= 0)
         column = torch.where(kept, position, nowhere)
         self.tokens.scatter_(1, column, tokens)
+        if self.alternatives is not None and verdict.alternatives is not None:
+            self.alternatives.scatter_(1, column, verdict.alternatives)
         self._record(verdict, how, column)
         if self.laws is not None:
             inside = torch.where(position >= 0, position, nowhere)

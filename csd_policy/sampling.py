@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     COUPLE_ACCEPT = 5  # whether tail coupling keeps a draft (counter: the row's pass)
     COUPLE_REDRAW = 6  # the redraw where it does not (counter: the row's pass)
     PREVIEW = 7  # the seed of a preview of the picture
+    ALTERNATIVE = 8  # another draw from a draft's law, for risk maps
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -71,9 +72,9 @@ class Noise:
         key = key.view(-1, *(1,) * (position.ndim - 1))
         return fold(fold(key, position), counter)
 
-    def derived(self, purpose: Purpose) -> list[int]:
-        """Seeds in [0, 2^63) for other pictures, one for each of ``seeds`` (a host read)."""
-        return _shift_right(fold(mix64(self.seeds), int(purpose)), 1).tolist()
+    def derived(self) -> "Noise":
+        """Random numbers of other pictures, one for each seed, that this one never uses."""
+        return Noise(_shift_right(fold(mix64(self.seeds), int(Purpose.PREVIEW)), 1), self.size)
 
     def uniform(self, purpose: Purpose, position: Tensor, counter: Tensor | int = 0) -> Tensor:
         """One fp32 number in (0, 1) per ``position``, int64 ``[B, ...]``; same shape out."""

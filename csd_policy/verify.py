@@ -57,7 +57,11 @@ class Verifier:
         }
         if c.risk is not None:
             fields["risk"] = c.risk[..., 0]
-        return Verdict(accepted, extra, finite, fields)
+        alternatives = None
+        if rows.alternatives is not None:
+            weights = torch.cat([rows.p, q[:, drafts:]], 1)
+            alternatives = draw(weights, noise.exponential(Purpose.ALTERNATIVE, position))
+        return Verdict(accepted, extra, finite, fields, alternatives)
 
     def _candidates(
         self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor, noise: Noise

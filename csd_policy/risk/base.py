@@ -46,6 +46,7 @@ class RiskMap(Parametrized, ABC):
 
     source: Source = "progressive"
     refresh: int = 16
+    alternatives: bool = False  # ask for ``canvas.alternatives``
 
     def __init__(self, source: Source = "progressive", refresh: int = 16) -> None:
         if source not in SOURCES:

@@ -33,6 +33,8 @@ class Canvas:
         known: how many codes of each picture are known, int64 ``[B]``, 0 to N.
         nearest: the code number that each code was taken from, int64 ``[B, N]``: its own if it is
             known, else the nearest known one above, else (in the first row) the last known one.
+        alternatives: what the draft would have put at each code, int64 ``[B, N]``: another draw
+            from its law; None if the map does not ask for it.
         model: decodes them; has ``grid`` and ``codebook``.
         prompts: one a picture.
     """
@@ -42,11 +44,13 @@ class Canvas:
     nearest: Tensor
     model: "ImageTokenModel"
     prompts: Sequence[str]
+    alternatives: Tensor | None = None
 
     @classmethod
     def of(
-        cls, tokens: Tensor, known: Tensor, model: "ImageTokenModel", prompts: Sequence[str]
-    ) -> Self:
+        cls, tokens: Tensor, known: Tensor, model: "ImageTokenModel", prompts: Sequence[str],
+        alternatives: Tensor | None = None,
+    ) -> Self:  # fmt: skip
         """A canvas of the first ``known`` codes of ``tokens``; the others are not looked at."""
         position = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         count = known[:, None]
@@ -54,7 +58,9 @@ class Canvas:
         nearest = torch.where(above < 0, (count - 1).clamp(min=0), above)
         nearest = torch.where(position < count, position, nearest)
         whole = torch.where(count > 0, tokens.gather(1, nearest), 0)
-        return cls(whole, known, nearest, model, prompts)
+        if alternatives is not None:
+            alternatives = torch.where(count > 0, alternatives.gather(1, nearest), 0)
+        return cls(whole, known, nearest, model, prompts, alternatives)
 
     @cached_property
     def images(self) -> "list[Image]":

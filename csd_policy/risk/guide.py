@@ -19,14 +19,14 @@ class RiskGuide:
     All rows begin together, so that a row's own pass count is that of the batch for as long as the
     row is not finished: a picture sees the same map alone as in a batch.
 
-    ``preview`` int64 ``[B, N]`` are the codes of the preview, if the map asks for one;
-    ``code_of_slot`` and ``codes_before`` as in ``Redrafter``.
+    ``preview`` holds the finished rows of the preview, if the map asks for one; ``code_of_slot``
+    and ``codes_before`` as in ``Redrafter``.
     """
 
     risk_map: RiskMap
     model: ImageTokenModel
     prompts: Sequence[str]
-    preview: Tensor | None
+    preview: Rows | None
     code_of_slot: Tensor
     codes_before: Tensor
 
@@ -42,16 +42,15 @@ class RiskGuide:
         rows.risk.copy_(self.risk_map.risk(self._canvas(rows)))
 
     def _canvas(self, rows: Rows) -> Canvas:
-        tokens, known = rows.tokens, self.codes_before[rows.done]
-        if self.preview is not None:
-            tokens = self.preview
-            known = torch.full_like(known, tokens.shape[1])
-        elif self.risk_map.source == "drafts":
+        seen = rows if self.preview is None else self.preview
+        tokens, known = seen.tokens, self.codes_before[seen.done]
+        if self.risk_map.source == "drafts":
             ahead = torch.arange(rows.drafts.shape[1], device=tokens.device)
-            slots = rows.done[:, None] + ahead
-            position = self.code_of_slot[slots]
+            position = self.code_of_slot[rows.done[:, None] + ahead]
             column = torch.where(position >= 0, position, tokens.shape[1] - 1)
             tokens = tokens.scatter(1, column, rows.drafts)
             known = self.codes_before[rows.done + len(ahead)]
-        codes = self.model.grid[0] * self.model.grid[1]
-        return Canvas.of(tokens[:, :codes], known, self.model, self.prompts)
+        return Canvas.of(
+            tokens[:, :-1], known, self.model, self.prompts,
+            None if seen.alternatives is None else seen.alternatives[:, :-1],
+        )  # fmt: skip

@@ -32,8 +32,11 @@ def check_risk_map(risk_map: RiskMap, model: ImageTokenModel | None = None) -> N
     known = torch.tensor([codes, codes // 2 + 1, codes, 0], device=found.device)
     prompts = [(found.example_prompts or [""])[0]] * 4
 
+    others = torch.randint(found.num_codes, (4, codes), generator=generator).to(found.device)
+
     def ask(codes: Tensor, rows: slice = slice(None)) -> Tensor:
-        return bound.risk(Canvas.of(codes[rows], known[rows], found, prompts[rows]))
+        given = others[rows] if risk_map.alternatives else None
+        return bound.risk(Canvas.of(codes[rows], known[rows], found, prompts[rows], given))
 
     risk = ask(tokens)
     assert risk.shape == (4, codes) and risk.isfinite().all(), f"{name}: not finite"
