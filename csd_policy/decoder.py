@@ -24,12 +24,13 @@ from csd_policy.redraft import Redrafter
 from csd_policy.risk.guide import RiskGuide
 from csd_policy.rows import Keep, Rows
 from csd_policy.sampling import Noise, guide, law
+from csd_policy.served import check_served
 from csd_policy.timing import PhaseTimer
 from csd_policy.types import DecodeConfig, DecodeResult, Stats, check_seeds
 from csd_policy.verify import Verifier
 
 MOST_WINDOW = 256  # of images with fewer slots than this
-PROVIDED = frozenset({"hidden", "noise"})  # what the loop offers to a policy without a risk map
+OTHERS = ("alternative", "correction")  # what a replay keeps of each code, see ``Rows``
 PREVIEW_POLICY = TVGate(delta=0.8)  # of the picture that a risk map looks at before the real one
 
 
@@ -64,42 +65,21 @@ class JacobiDecoder:
         self._record = {"policy": repr(policy), "draft": repr(draft)}
         self.model, self.policy, self.draft = model, policy.bind(model), draft
         self.config = (config or DecodeConfig()).resolved(model.defaults)
-        self._check_policy()
+        check_served(self.policy, self.config)
         self._slots = len(model.code_of_slot)
         if self.config.window > max(MOST_WINDOW, self._slots):
             raise ValueError(
                 f"window is {self.config.window}, expected at most "
                 f"{max(MOST_WINDOW, self._slots)}: an image of {model.name} has {self._slots} slots"
             )
-        self._alternatives = self.policy.risk is not None and self.policy.risk.alternatives
+        asked = self.policy.risk is not None and self.policy.risk.alternatives
+        self._others = OTHERS[:1] if asked else ()
         self._verify = Verifier(self.policy, self.config, model.grid[1], self._slots)
         # windows reach over the last slot; the places there hold no code
         overhang = torch.full((2 * self.config.window,), -1, device=model.device)
         self._code_of_slot = torch.cat([model.code_of_slot, overhang])
         self._codes_before = torch.nn.functional.pad((self._code_of_slot >= 0).cumsum(0), (1, 0))
         self._redraft = Redrafter(draft, self._code_of_slot, self._codes_before, model.grid[1])
-
-    def _check_policy(self) -> None:
-        """Raise ValueError if the loop cannot serve the policy under these settings."""
-        provided = PROVIDED if self.policy.risk is None else PROVIDED | {"risk"}
-        if missing := self.policy.needs - provided:
-            hint = " (a risk map, see csd_policy.risk)" if "risk" in missing else ""
-            raise ValueError(
-                f"{self.policy!r} needs {sorted(missing)}, which nothing provides{hint}"
-            )
-        seen = self.policy.risk is not None and self.policy.risk.source == "drafts"
-        if seen and (self.policy.exact or self.config.spent_tv != "estimate"):
-            raise ValueError(
-                f"the risk map of {self.policy!r} looks at the drafts: no law is exact then, and "
-                f"spent TV an estimate; spent_tv is {self.config.spent_tv!r}, expected 'estimate' "
-                "and a policy that does not claim to be exact"
-            )
-        estimated = self.config.spent_tv == "estimate" and not self.policy.exact
-        if estimated and (self.policy.may_veto or not self.policy.best_residual):
-            raise ValueError(
-                f"spent_tv is 'estimate', which does not hold for {self.policy!r}, expected 'exact'"
-                ": the policy can be stricter than the exact rule, or has a residual of its own"
-            )
 
     @torch.inference_mode()
     def generate(
@@ -121,22 +101,55 @@ class JacobiDecoder:
         """
         chosen = check_seeds(prompts, seeds)
         self.model.check_prompts(prompts)
+        return self._draw(prompts, chosen, on_pass)
+
+    @torch.inference_mode()
+    def replay(
+        self, prompts: Sequence[str], tokens: Tensor, seeds: Sequence[int | None] | None = None
+    ) -> DecodeResult:
+        """Commit the codes of given pictures, and record what draft and target said on the way.
+
+        A draft is accepted if it is the given code, which is committed behind the last one that is.
+        The pictures of an exact rule and its seeds take the very passes that made them. The result
+        has ``others``.
+
+        Args:
+            prompts: B texts.
+            tokens: codebook ids in raster order, int64 ``[B, N]``.
+            seeds: of the drafts, as in ``generate``.
+
+        Raises:
+            ValueError: as in ``generate``, and if ``tokens`` has another shape or other ids.
+        """
+        chosen = check_seeds(prompts, seeds)
+        shape = [len(prompts), self.model.grid[0] * self.model.grid[1]]
+        if list(tokens.shape) != shape or tokens.dtype != torch.int64:
+            found = f"{tokens.dtype} {list(tokens.shape)}"
+            raise ValueError(f"tokens are {found}, expected torch.int64 {shape}")
+        self.model.check_codes(tokens)
+        self.model.check_prompts(prompts)
+        return self._draw(prompts, chosen, given=tokens.to(self.model.device))
+
+    def _draw(
+        self, prompts: Sequence[str], seeds: list[int],
+        on_pass: Callable[[int, list[int]], None] | None = None, given: Tensor | None = None,
+    ) -> DecodeResult:  # fmt: skip
         timer = PhaseTimer(self.model.device)
-        noise = Noise(torch.tensor(chosen, device=self.model.device), self.model.num_codes)
+        noise = Noise(torch.tensor(seeds, device=self.model.device), self.model.num_codes)
         with timer("preview"):
             preview = self._preview(prompts, noise)
-        rows, number = self._decode(prompts, noise, timer, preview, on_pass)
-        return self._result(rows, prompts, chosen, number, timer, preview)
+        rows, number = self._decode(prompts, noise, timer, preview, on_pass, given)
+        return self._result(rows, prompts, seeds, number, timer, preview)
 
     def _decode(
         self, prompts: Sequence[str], noise: Noise, timer: PhaseTimer, preview: Rows | None = None,
-        on_pass: Callable[[int, list[int]], None] | None = None,
+        on_pass: Callable[[int, list[int]], None] | None = None, given: Tensor | None = None,
     ) -> tuple[Rows, int]:  # fmt: skip
         """The finished rows, and the passes of the batch."""
         guided, window = self.config.guidance_scale != 1, self.config.window
         with timer("prefill"):
             state = self.model.prefill(prompts, guided, window)
-        rows = self._start(noise)
+        rows = self._start(noise, given)
         guide = self._guide(prompts, preview)
         number, done = 0, [0]
         while min(done) < self._slots:
@@ -152,15 +165,16 @@ class JacobiDecoder:
                 on_pass(number, done)
         return rows, number
 
-    def _start(self, noise: Noise) -> Rows:
+    def _start(self, noise: Noise, given: Tensor | None) -> Rows:
         grid, drafts = self.model.grid, self.config.window - 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         keep = Keep(
             laws=self.draft.start.startswith("sample"),
             risk=self.policy.risk is not None,
-            alternatives=self._alternatives,
+            others=self._others if given is None else OTHERS,
         )
         rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep)
+        rows.given = given
         self._redraft.start(rows, noise)
         return rows
 
@@ -180,6 +194,8 @@ class JacobiDecoder:
             position = self._code_of_slot[slots + 1]
             q = self._law(logits)
             verdict = self._verify(rows, q, hidden[: len(q)], position, noise)
+            if rows.given is not None:
+                verdict = verdict.following(rows.given, rows.drafts, position)
             # 4. commit, and redraw the rest of the window
             committed = rows.commit(verdict, position, self._slots, q)
             self._redraft(rows, q, committed, noise)
@@ -196,7 +212,7 @@ class JacobiDecoder:
             return None
         config = replace(self.config, tv_budget=None, spent_tv="estimate")
         decoder = JacobiDecoder(self.model, PREVIEW_POLICY, Gumbel(), config)
-        decoder._alternatives = self._alternatives
+        decoder._others = self._others
         return decoder._decode(prompts, noise.derived(), PhaseTimer(self.model.device))[0]
 
     def _guide(self, prompts: Sequence[str], preview: Rows | None) -> RiskGuide | None:
@@ -234,4 +250,5 @@ class JacobiDecoder:
             config=self.config,
             **self._record,
             model=self.model,
+            others={} if rows.given is None else rows.to_others(),
         )

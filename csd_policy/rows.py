@@ -1,6 +1,6 @@
 """The state of a batch while it is decoded: one row an image, fixed shapes, updated in place."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,14 +15,25 @@ class Verdict:
 
     ``accepted`` drafts int64 ``[B]`` in front and the ``extra`` token ``[B]`` behind them;
     ``finite`` bool ``[B, W]``; ``fields`` of the trace, ``[B, L]`` each (``entropy`` ``[B, W]``);
-    ``alternatives`` int64 ``[B, W]`` or None, see ``Rows``.
+    ``others`` int64 ``[B, W]`` each, those that ``Rows`` keeps.
     """
 
     accepted: Tensor
     extra: Tensor
     finite: Tensor
     fields: dict[str, Tensor]
-    alternatives: Tensor | None = None
+    others: dict[str, Tensor]
+
+    def following(self, given: Tensor, drafts: Tensor, position: Tensor) -> "Verdict":
+        """This verdict, if the codes ``given`` ``[B, N]`` are the ones to commit.
+
+        Drafts are accepted as long as they are those codes; ``drafts`` ``[B, L]`` and ``position``
+        ``[B, W]`` as in ``Rows``.
+        """
+        wanted = given.gather(1, position.clamp(min=0))
+        right = (drafts == wanted[:, :-1]) | (position[:, :-1] < 0)
+        accepted = right.long().cumprod(1).sum(1)
+        return replace(self, accepted=accepted, extra=take(wanted, accepted))
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class Keep:
 
     laws: bool = False
     risk: bool = False
-    alternatives: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass
@@ -48,10 +59,13 @@ class Rows:
         tokens, trace: ``[B, N + 1]``; what belongs nowhere is written to column N.
         laws: the target's law at each code, ``[B, N + 1, V]``, or None if nothing asks for it.
         risk: what the policy's risk map said of each code, fp32 ``[B, N]`` in [0, 1], or None.
-        alternatives: another draw from the law of the draft that was verified at each code, or from
-            the target's law if there was none, int64 ``[B, N + 1]``, or None.
+        others: codes that could have been committed instead, int64 ``[B, N + 1]`` each, those that
+            are asked for: ``alternative``, another draw from the law of the draft that was verified
+            at each code; ``correction``, what the exact rule commits where it rejects that draft;
+            both a draw from the target's law if there was no draft.
         fault: the first code number whose law or acceptance is not finite, int64 ``[B]``, N if
             none.
+        given: the codes to commit in a replay, int64 ``[B, N]``, else None.
     """
 
     done: Tensor
@@ -66,7 +80,8 @@ class Rows:
     fault: Tensor
     laws: Tensor | None
     risk: Tensor | None
-    alternatives: Tensor | None
+    others: dict[str, Tensor]
+    given: Tensor | None = None
 
     @classmethod
     def empty(cls, noise: Noise, drafts: int, codes: int, dtype: torch.dtype, keep: Keep) -> "Rows":
@@ -79,7 +94,7 @@ class Rows:
         trace = {
             name: torch.full(
                 (batch, codes + 1),
-                torch.nan if kind.is_floating_point else 0,
+                torch.nan if kind.is_floating_point else -1,
                 dtype=kind,
                 device=device,
             )
@@ -100,7 +115,7 @@ class Rows:
             if keep.laws
             else None,
             risk=torch.ones(batch, codes, device=device) if keep.risk else None,
-            alternatives=integers(codes + 1) if keep.alternatives else None,
+            others={name: integers(codes + 1) for name in keep.others},
         )
 
     def commit(self, verdict: Verdict, position: Tensor, slots: int, q: Tensor) -> Tensor:
@@ -122,8 +137,8 @@ class Rows:
         kept = (window < committed[:, None]) & (position >= 0)
         column = torch.where(kept, position, nowhere)
         self.tokens.scatter_(1, column, tokens)
-        if self.alternatives is not None and verdict.alternatives is not None:
-            self.alternatives.scatter_(1, column, verdict.alternatives)
+        for name, other in verdict.others.items():
+            self.others[name].scatter_(1, column, other)
         self._record(verdict, how, column)
         if self.laws is not None:
             inside = torch.where(position >= 0, position, nowhere)
@@ -138,13 +153,12 @@ class Rows:
         return committed
 
     def _record(self, verdict: Verdict, how: Tensor, column: Tensor) -> None:
-        none = torch.nan  # a bonus has no draft
-        fields = {
-            name: value
-            if value.shape == column.shape
-            else torch.nn.functional.pad(value, (0, 1), value=0.0 if name == "spent_tv" else none)
-            for name, value in verdict.fields.items()
-        }
+        found = verdict.fields | {"draft": self.drafts}
+        fields = {}
+        for name, value in found.items():  # a bonus has no draft
+            nothing = {"spent_tv": 0.0, "draft": -1}.get(name, torch.nan)
+            behind = column.shape[1] - value.shape[1]
+            fields[name] = torch.nn.functional.pad(value, (0, behind), value=nothing)
         fields["how"] = how
         fields["pass_number"] = self.passes[:, None].expand_as(column)
         for name, value in fields.items():
@@ -153,3 +167,7 @@ class Rows:
     def to_trace(self) -> Trace:
         """The finished trace on the CPU, without the spare column."""
         return Trace(**{name: value[:, :-1].cpu() for name, value in self.trace.items()})
+
+    def to_others(self) -> dict[str, Tensor]:
+        """``others`` of the finished rows on the CPU, without the spare column."""
+        return {name: value[:, :-1].cpu() for name, value in self.others.items()}

@@ -12,7 +12,8 @@ HOW = ("accepted", "resampled", "bonus")
 TRACE_FIELDS = {
     "pass_number": torch.int32,  # the row's pass, from 1, that committed the token
     "how": torch.int8,  # index into HOW
-    "b": torch.float32,  # acceptance probability of the draft (NaN: bonus, there was none)
+    "draft": torch.int32,  # the code that was verified (-1: bonus, there was none)
+    "b": torch.float32,  # acceptance probability of the draft (NaN: bonus)
     "ratio": torch.float32,  # q/p of the draft (NaN: bonus)
     "uniform": torch.float32,  # the number that b was compared with (NaN: bonus)
     "entropy": torch.float32,  # of q, nats
@@ -31,6 +32,7 @@ class Trace:
 
     pass_number: Tensor
     how: Tensor
+    draft: Tensor
     b: Tensor
     ratio: Tensor
     uniform: Tensor

@@ -57,11 +57,14 @@ class Verifier:
         }
         if c.risk is not None:
             fields["risk"] = c.risk[..., 0]
-        alternatives = None
-        if rows.alternatives is not None:
+        others = {}
+        if "alternative" in rows.others:
             weights = torch.cat([rows.p, q[:, drafts:]], 1)
-            alternatives = draw(weights, noise.exponential(Purpose.ALTERNATIVE, position))
-        return Verdict(accepted, extra, finite, fields, alternatives)
+            others["alternative"] = draw(weights, noise.exponential(Purpose.ALTERNATIVE, position))
+        if "correction" in rows.others:
+            weights = torch.cat([(q[:, :drafts] - rows.p).clamp(min=0), q[:, drafts:]], 1)
+            others["correction"] = draw(weights, noise.exponential(Purpose.RESIDUAL, position))
+        return Verdict(accepted, extra, finite, fields, others)
 
     def _candidates(
         self, rows: Rows, q: Tensor, hidden: Tensor, entropy: Tensor, position: Tensor, noise: Noise

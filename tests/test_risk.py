@@ -119,7 +119,7 @@ def test_a_map_that_sees_the_drafts_would_bias_the_law(monkeypatch: pytest.Monke
     policy, config = Vetoing(Parity("drafts", refresh=1)), DecodeConfig(window=3)
     with pytest.raises(ValueError, match="looks at the drafts"):
         JacobiDecoder(table, policy, config=config)
-    monkeypatch.setattr(JacobiDecoder, "_check_policy", lambda self: None)
+    monkeypatch.setattr("csd_policy.decoder.check_served", lambda policy, config: None)
     assert law_error(table, policy, Independent(), config, runs=50_000) > 0.05
 
 

@@ -50,7 +50,6 @@ class RiskGuide:
             column = torch.where(position >= 0, position, tokens.shape[1] - 1)
             tokens = tokens.scatter(1, column, rows.drafts)
             known = self.codes_before[rows.done + len(ahead)]
-        return Canvas.of(
-            tokens[:, :-1], known, self.model, self.prompts,
-            None if seen.alternatives is None else seen.alternatives[:, :-1],
-        )  # fmt: skip
+        other = seen.others.get("alternative")
+        other = None if other is None else other[:, :-1]
+        return Canvas.of(tokens[:, :-1], known, self.model, self.prompts, other)
