@@ -90,6 +90,14 @@ class ImageTokenModel(ABC):
     def head(self, hidden: Tensor) -> Tensor:
         """Logits of the image codes alone, ``[..., V]``, from ``[..., D]``."""
 
+    def encode(self, pictures: "Sequence[Image]") -> Tensor:
+        """Codebook ids of pictures of the model's size, int64 ``[B, N]`` on the model's device.
+
+        Raises:
+            ValueError: the adapter has no encoder, or a picture another size.
+        """
+        raise ValueError(f"{self.name} cannot encode pictures: {type(self).__name__} has no encoder")
+
     @abstractmethod
     def decode(self, tokens: Tensor) -> "list[Image]":
         """Pictures from codebook ids, int64 ``[B, N]``."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -97,6 +98,20 @@ class EmojiScenes(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         weight = self._prior.lm_head.weight[self._first : self._first + self.num_codes]
         return F.linear(hidden, weight)
+
+    @torch.inference_mode()
+    def encode(self, pictures: Sequence[Image.Image]) -> Tensor:
+        side = self._vq.config.image_size
+        ids = []
+        for start in range(0, len(pictures), 32):
+            part = [np.array(picture.convert("RGB")) for picture in pictures[start : start + 32]]
+            if wrong := [array.shape for array in part if array.shape != (side, side, 3)]:
+                raise ValueError(
+                    f"a picture has {wrong[0][1]}x{wrong[0][0]} pixels, expected {side}x{side}"
+                )
+            pixels = torch.from_numpy(np.stack(part)).to(self.device).permute(0, 3, 1, 2)
+            ids.append(self._vq.encode(pixels.float() / 127.5 - 1))
+        return torch.cat(ids)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> list[Image.Image]:

@@ -15,6 +15,9 @@ from csd_policy.risk.lpips import Net, load_lpips
 if TYPE_CHECKING:
     from csd_policy.models.base import ImageTokenModel
 
+CODE_PIXELS = 16  # a place of the coarsest layer of AlexNet and VGG16 in LPIPS
+LEAST_PIXELS = 64  # AlexNet's last layers have no pixels below
+
 
 class PerceptualRisk(RiskMap):
     """An error is seen where the draft's own alternative changes the picture to the eye.
@@ -58,12 +61,12 @@ class PerceptualRisk(RiskMap):
             raise ValueError(f"scale is {scale!r}, expected a finite number above 0")
         self.net, self.trunk, self.stride, self.scale = net, trunk, stride, scale
 
+    _metric: Any = None
+
     def bind(self, model: "ImageTokenModel") -> Self:
         bound = copy.copy(self)
         bound._metric = load_lpips(self.net, self.trunk).to(model.device)
         return bound
-
-    _metric: Any = None
 
     def compute(self, canvas: Canvas) -> Tensor:
         return 1 - torch.exp(-self.distance(canvas) / self.scale)
@@ -73,30 +76,26 @@ class PerceptualRisk(RiskMap):
         if self._metric is None or canvas.alternatives is None:
             raise ValueError(f"{self!r} is not bound to a model, or the canvas has no alternatives")
         grid = canvas.model.grid
-        original = to_pixels(canvas, canvas.tokens)
+        original = to_pixels(canvas.model, canvas.tokens)
         found = torch.zeros(len(canvas.tokens), *grid, device=canvas.tokens.device)
         place = torch.arange(grid[0] * grid[1], device=canvas.tokens.device)
         row, column = place // grid[1] % self.stride, place % grid[1] % self.stride
         for group in range(self.stride**2):
             chosen = (row * self.stride + column == group).expand_as(canvas.tokens)
             changed = torch.where(chosen, canvas.alternatives, canvas.tokens)
-            seen = self._metric(original, to_pixels(canvas, changed))
+            seen = self._metric(original, to_pixels(canvas.model, changed))
             there = F.adaptive_avg_pool2d(seen, grid)[:, 0]
             found = torch.where(chosen.unflatten(1, grid), there, found)
         return found.clamp(min=0)
 
 
-def to_pixels(canvas: Canvas, tokens: Tensor) -> Tensor:
+def to_pixels(model: "ImageTokenModel", tokens: Tensor) -> Tensor:
     """Pictures of codes ``[B, N]`` in [-1, 1], fp32 ``[B, 3, H, W]``; small codes are enlarged."""
-    pictures = [np.array(image.convert("RGB")) for image in canvas.model.decode(tokens)]
+    pictures = [np.array(image.convert("RGB")) for image in model.decode(tokens)]
     pixels = torch.from_numpy(np.stack(pictures)).to(tokens.device).permute(0, 3, 1, 2)
     scaled = pixels.float() / 127.5 - 1
     side = max(
-        1, min(n // cells for n, cells in zip(scaled.shape[2:], canvas.model.grid, strict=True))
+        1, min(n // cells for n, cells in zip(scaled.shape[2:], model.grid, strict=True))
     )
     factor = max(-(-CODE_PIXELS // side), -(-LEAST_PIXELS // min(scaled.shape[2:])))
     return scaled if factor == 1 else F.interpolate(scaled, scale_factor=factor, mode="bilinear")
-
-
-CODE_PIXELS = 16  # a place of the coarsest layer of AlexNet and VGG16 in LPIPS
-LEAST_PIXELS = 64  # AlexNet's last layers have no pixels below

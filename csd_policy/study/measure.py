@@ -1,0 +1,120 @@
+"""What a study measures on pictures: predictors at every code, and the cost of errors at some."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from csd_policy.counterfactual import replacement_costs
+from csd_policy.decoder import JacobiDecoder
+from csd_policy.risk import Canvas, RiskMap
+from csd_policy.trace import BONUS
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Of n pictures; the names of ``predictors`` are those of the study.
+
+    Attributes:
+        tokens: int64 ``[n, N]``.
+        predictors: fp32 ``[n, N]`` each; NaN where there was no draft.
+        draft: the verified codes, int64 ``[n, N]``, -1 at a bonus.
+        position: where the cost was measured, int64 ``[n, k]``, -1 for none.
+        whole, around: the costs there, fp32 ``[n, k]``, NaN for none.
+    """
+
+    tokens: Tensor
+    predictors: dict[str, Tensor]
+    draft: Tensor
+    position: Tensor
+    whole: Tensor
+    around: Tensor
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Plain tensors by name, for a file."""
+        fields = {name: value for name, value in vars(self).items() if name != "predictors"}
+        named = {f"predictor.{name}": value for name, value in self.predictors.items()}
+        return {name: value.contiguous() for name, value in (fields | named).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Measurements":
+        """What ``to_tensors`` gave."""
+        head = "predictor."
+        named = {k.removeprefix(head): v for k, v in tensors.items() if k.startswith(head)}
+        fields = {k: v for k, v in tensors.items() if not k.startswith(head)}
+        return cls(predictors=named, **fields)
+
+    @classmethod
+    def join(cls, parts: Sequence["Measurements"]) -> "Measurements":
+        """All pictures of the parts."""
+        tables = [part.to_tensors() for part in parts]
+        return cls.from_tensors({k: torch.cat([t[k] for t in tables]) for k in tables[0]})
+
+
+def measure(
+    decoder: JacobiDecoder,
+    metric: Any,
+    maps: Mapping[str, RiskMap],
+    prompts: Sequence[str],
+    tokens: Tensor,
+    seeds: Sequence[int],
+    costs: int,
+) -> tuple[Measurements, dict[str, float]]:
+    """Replay pictures; every predictor at every code, and the cost of the draft at some.
+
+    The cost is the LPIPS between the picture with the drafted code and the picture with what the
+    exact rule puts there instead, at codes where the exact rule rejects the draft: what a
+    relaxation would have done to the picture by accepting. Positions are drawn evenly among those.
+
+    Args:
+        decoder: of an exact rule; its draft strategy makes the drafts.
+        metric: spatial LPIPS.
+        maps: bound risk maps, which see the complete pictures.
+        tokens: codebook ids, int64 ``[n, N]``.
+        seeds: of drafts and of the choice of positions.
+        costs: positions per picture at most, 0 or more.
+
+    Returns:
+        the measurements, and the seconds of each map per picture.
+    """
+    result = decoder.replay(prompts, tokens, seeds)
+    trace, others = result.trace, result.others
+    device, whole = decoder.model.device, torch.full((len(tokens),), tokens.shape[1])
+    canvas = Canvas.of(
+        tokens.to(device), whole.to(device), decoder.model, prompts,
+        others["alternative"].to(device),
+    )  # fmt: skip
+    predictors = {"entropy": trace.entropy, "tv": trace.tv}
+    seconds = {}
+    for name, risk_map in maps.items():
+        start = time.perf_counter()
+        predictors[name] = risk_map.risk(canvas).cpu()
+        seconds[name] = (time.perf_counter() - start) / len(tokens)
+    wrong = (trace.how != BONUS) & (trace.uniform >= trace.ratio)
+    position = choose(wrong, seeds, costs)
+    taken = position >= 0
+    picture, place = taken.nonzero()[:, 0], position[taken]
+    drafted, corrected = trace.draft.long()[picture, place], others["correction"][picture, place]
+    found = replacement_costs(decoder.model, metric, tokens[picture], place, (drafted, corrected))
+    cost = {}
+    for name in ("whole", "around"):
+        cost[name] = torch.full(position.shape, torch.nan)
+        cost[name][taken] = getattr(found, name)
+    return Measurements(tokens, predictors, trace.draft.long(), position, **cost), seconds
+
+
+def choose(where: Tensor, seeds: Sequence[int], count: int) -> Tensor:
+    """At most ``count`` places of each row of ``where``, bool ``[n, N]``: int64 ``[n, count]``.
+
+    Evenly drawn by the row's seed and in order; -1 where a row has fewer.
+    """
+    chosen = torch.full((len(where), count), -1)
+    for i, seed in enumerate(seeds):
+        places = where[i].nonzero()[:, 0]
+        order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
+        taken = places[order[:count]].sort().values
+        chosen[i, : len(taken)] = taken
+    return chosen
