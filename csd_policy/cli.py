@@ -114,6 +114,26 @@ def bench(args: Sequence[str]) -> None:
     show(run(**parse(parser, args)))
 
 
+def study(args: Sequence[str]) -> None:
+    """Study what predicts where an error is seen (study risk)."""
+    from csd_policy.comparison import read_prompts
+    from csd_policy.study.risk import RiskStudy
+    from csd_policy.study.risk import run as run_risk
+
+    if not args or args[0] not in ("risk", "-h", "--help"):
+        raise ValueError(f"study is {args[0] if args else 'not named'!r}, expected risk")
+    parser = make_parser("study risk", RiskStudy.__doc__)
+    parser.add_class_arguments(RiskStudy, as_group=False)
+    parser.add_argument(
+        "--prompt_file", type=str, help="text file, one prompt a line, in the place of prompts"
+    )
+    words = [word for i, word in enumerate(args) if i or word != "risk"]
+    values = parse(parser, join_repeated(words, "--prompts"))
+    if (file := values.pop("prompt_file")) is not None:
+        values["prompts"] = read_prompts(Path(file))
+    show(run_risk(RiskStudy(**values)))
+
+
 def train(args: Sequence[str]) -> None:
     """Train the parts that are learnt (LightningCLI: fit, validate, test)."""
     try:
@@ -153,6 +173,7 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate,
     "compare": compare,
     "bench": bench,
+    "study": study,
     "train": train,
     "list": list_,
 }

@@ -19,3 +19,14 @@ def pass_bar(slots: int, label: str) -> Iterator[Callable[[int, list[int]], None
             bar.update(sum(done) - bar.n)
 
         yield on_pass
+
+
+@contextmanager
+def step_bar(steps: int, label: str) -> Iterator[Callable[[], None]]:
+    """A function to call after each of ``steps`` steps; shows the time left."""
+    with tqdm(desc=label, total=steps, disable=not sys.stderr.isatty()) as bar:
+
+        def step() -> None:
+            bar.update()
+
+        yield step

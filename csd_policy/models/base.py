@@ -96,7 +96,9 @@ class ImageTokenModel(ABC):
         Raises:
             ValueError: the adapter has no encoder, or a picture another size.
         """
-        raise ValueError(f"{self.name} cannot encode pictures: {type(self).__name__} has no encoder")
+        raise ValueError(
+            f"{self.name} cannot encode pictures: {type(self).__name__} has no encoder"
+        )
 
     @abstractmethod
     def decode(self, tokens: Tensor) -> "list[Image]":

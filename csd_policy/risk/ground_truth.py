@@ -26,7 +26,7 @@ class GroundTruthRisk(RiskMap):
 
     source = "nothing"
 
-    def __init__(self, scenes: str) -> None:
+    def __init__(self, scenes: str = "data/scenes") -> None:
         self.scenes = scenes
 
     def bind(self, model: "ImageTokenModel") -> Self:

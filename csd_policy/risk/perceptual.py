@@ -94,8 +94,6 @@ def to_pixels(model: "ImageTokenModel", tokens: Tensor) -> Tensor:
     pictures = [np.array(image.convert("RGB")) for image in model.decode(tokens)]
     pixels = torch.from_numpy(np.stack(pictures)).to(tokens.device).permute(0, 3, 1, 2)
     scaled = pixels.float() / 127.5 - 1
-    side = max(
-        1, min(n // cells for n, cells in zip(scaled.shape[2:], model.grid, strict=True))
-    )
+    side = max(1, min(n // cells for n, cells in zip(scaled.shape[2:], model.grid, strict=True)))
     factor = max(-(-CODE_PIXELS // side), -(-LEAST_PIXELS // min(scaled.shape[2:])))
     return scaled if factor == 1 else F.interpolate(scaled, scale_factor=factor, mode="bilinear")

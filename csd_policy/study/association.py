@@ -16,9 +16,9 @@ Floats = npt.NDArray[np.float64]
 
 
 class Sorted(NamedTuple):
-    """Values in order, once, for many weights: ``order`` and, by value, its tie's first and last.
+    """Values sorted once, for many weights.
 
-    ``inverse`` numbers the distinct values from the lowest.
+    ``inverse`` int64 ``[n]`` numbers each value among the ``count`` distinct ones, from the lowest.
     """
 
     inverse: npt.NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,10 @@ class Measurements:
         named = {k.removeprefix(head): v for k, v in tensors.items() if k.startswith(head)}
         fields = {k: v for k, v in tensors.items() if not k.startswith(head)}
         return cls(predictors=named, **fields)
+
+    def ordered(self, names: Sequence[str]) -> "Measurements":
+        """The same with the predictors in this order."""
+        return replace(self, predictors={name: self.predictors[name] for name in names})
 
     @classmethod
     def join(cls, parts: Sequence["Measurements"]) -> "Measurements":

@@ -25,9 +25,10 @@ class Scenes:
 
 
 def read_scenes(folder: str | Path) -> Scenes:
-    """The scenes of a folder: ``captions.txt`` and, by line number, ``00000.png``, ``00000_mask.png``.
+    """The scenes of a folder, as ``python -m trainers.scene_folder`` writes it.
 
-    ``python -m trainers.scene_folder`` writes such a folder. A mask is white on things.
+    It holds ``captions.txt`` and, by the line's number, ``00000.png`` and ``00000_mask.png``, white
+    on things.
 
     Raises:
         ValueError: a file is missing or cannot be read, a caption is there twice, or a mask has
@@ -38,8 +39,12 @@ def read_scenes(folder: str | Path) -> Scenes:
     folder = Path(folder)
     try:
         captions = (folder / CAPTIONS).read_text(encoding="utf-8").splitlines()
-        pictures = [Image.open(folder / f"{i:05d}.png").convert("RGB") for i in range(len(captions))]
-        masks = [Image.open(folder / f"{i:05d}_mask.png").convert("L") for i in range(len(captions))]
+        pictures = [
+            Image.open(folder / f"{i:05d}.png").convert("RGB") for i in range(len(captions))
+        ]
+        masks = [
+            Image.open(folder / f"{i:05d}_mask.png").convert("L") for i in range(len(captions))
+        ]
     except (OSError, UnicodeDecodeError, UnidentifiedImageError) as error:
         raise ValueError(f"{folder} is no folder of scenes: {error}") from error
     if not captions:
@@ -54,4 +59,6 @@ def read_scenes(folder: str | Path) -> Scenes:
                 f"the picture of {caption!r} has {picture.size} pixels and its mask {mask.size}, "
                 f"expected {pictures[0].size}"
             )
-    return Scenes(captions, pictures, torch.from_numpy(np.stack([np.array(m) for m in masks]) > 127))
+    return Scenes(
+        captions, pictures, torch.from_numpy(np.stack([np.array(m) for m in masks]) > 127)
+    )
