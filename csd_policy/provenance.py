@@ -59,13 +59,14 @@ def provenance(model: ImageTokenModel) -> dict[str, Any]:
 
 
 def check_manifest(
-    path: Path, manifest: dict[str, Any], ignore: tuple[str, ...] = ()
+    path: Path, manifest: dict[str, Any], ignore: tuple[str, ...] = (), growing: str = "methods"
 ) -> dict[str, Any]:
     """The manifest at ``path`` extended by new methods; ValueError naming the field that differs.
 
     Args:
-        manifest: ``methods`` (by name) and whatever else two runs must share to be comparable.
+        manifest: ``growing`` and whatever else two runs must share to be comparable.
         ignore: fields that are not compared.
+        growing: the field, a table by name, that later runs may extend.
     """
     manifest = json.loads(json.dumps(manifest, default=repr))  # as it is read again
     if not path.is_file():
@@ -75,11 +76,11 @@ def check_manifest(
                 "expected an empty or new output folder"
             )
         return manifest
-    old = _read_manifest(path)
-    new_methods, old_methods = manifest["methods"], old["methods"]
-    shared = {name: value for name, value in new_methods.items() if name in old_methods}
-    theirs = _flat(old | {"methods": {name: old_methods[name] for name in shared}})
-    ours = _flat(manifest | {"methods": shared})
+    old = _read_manifest(path, growing)
+    new, known = manifest[growing], old[growing]
+    shared = {name: value for name, value in new.items() if name in known}
+    theirs = _flat(old | {growing: {name: known[name] for name in shared}})
+    ours = _flat(manifest | {growing: shared})
     for key in sorted(theirs.keys() | ours.keys()):
         if key.split(".")[0] not in ignore and theirs.get(key) != ours.get(key):
             raise ValueError(
@@ -87,17 +88,17 @@ def check_manifest(
                 f"with {_short(theirs.get(key))}; choose another output folder or restore the "
                 "setting"
             )
-    return manifest | {"methods": old_methods | new_methods}
+    return manifest | {growing: known | new}
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path, growing: str) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except ValueError:
         data = None
-    if not (isinstance(data, dict) and isinstance(data.get("methods"), dict)):
+    if not (isinstance(data, dict) and isinstance(data.get(growing), dict)):
         raise ValueError(
-            f"{path} is not the manifest of a comparison; move it away with its images, "
+            f"{path} is not the manifest of such results; move it away with what is beside it, "
             "or choose another output folder"
         )
     return data

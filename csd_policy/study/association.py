@@ -18,11 +18,11 @@ Floats = npt.NDArray[np.float64]
 class Sorted(NamedTuple):
     """Values sorted once, for many weights.
 
-    ``inverse`` int64 ``[n]`` numbers each value among the ``count`` distinct ones, from the lowest.
+    ``inverse`` int64 ``[n]`` numbers each value among the ``distinct`` ones, from the lowest.
     """
 
     inverse: npt.NDArray[np.int64]
-    count: int
+    distinct: int
 
 
 def sort_values(values: Floats) -> Sorted:
@@ -33,7 +33,7 @@ def sort_values(values: Floats) -> Sorted:
 
 def ranks(values: Sorted, weights: Floats) -> Floats:
     """Ranks ``[n]`` from 0.5: the weight below each value and half of the weight at it."""
-    at = np.bincount(values.inverse, weights, values.count)
+    at = np.bincount(values.inverse, weights, values.distinct)
     below = np.cumsum(at) - at
     found: Floats = (below + at / 2)[values.inverse]
     return found

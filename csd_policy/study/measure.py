@@ -10,6 +10,7 @@ from torch import Tensor
 
 from csd_policy.counterfactual import replacement_costs
 from csd_policy.decoder import JacobiDecoder
+from csd_policy.models.base import ImageTokenModel
 from csd_policy.risk import Canvas, RiskMap
 from csd_policy.trace import BONUS
 
@@ -22,6 +23,7 @@ class Measurements:
         tokens: int64 ``[n, N]``.
         predictors: fp32 ``[n, N]`` each; NaN where there was no draft.
         draft: the verified codes, int64 ``[n, N]``, -1 at a bonus.
+        alternative: another draw from the law of each draft, int64 ``[n, N]``.
         position: where the cost was measured, int64 ``[n, k]``, -1 for none.
         whole, around: the costs there, fp32 ``[n, k]``, NaN for none.
     """
@@ -29,6 +31,7 @@ class Measurements:
     tokens: Tensor
     predictors: dict[str, Tensor]
     draft: Tensor
+    alternative: Tensor
     position: Tensor
     whole: Tensor
     around: Tensor
@@ -47,8 +50,8 @@ class Measurements:
         fields = {k: v for k, v in tensors.items() if not k.startswith(head)}
         return cls(predictors=named, **fields)
 
-    def ordered(self, names: Sequence[str]) -> "Measurements":
-        """The same with the predictors in this order."""
+    def of(self, names: Sequence[str]) -> "Measurements":
+        """The same with these predictors, in this order."""
         return replace(self, predictors={name: self.predictors[name] for name in names})
 
     @classmethod
@@ -61,13 +64,12 @@ class Measurements:
 def measure(
     decoder: JacobiDecoder,
     metric: Any,
-    maps: Mapping[str, RiskMap],
     prompts: Sequence[str],
     tokens: Tensor,
     seeds: Sequence[int],
     costs: int,
-) -> tuple[Measurements, dict[str, float]]:
-    """Replay pictures; every predictor at every code, and the cost of the draft at some.
+) -> Measurements:
+    """Replay pictures; entropy and TV at every code, and the cost of the draft at some.
 
     The cost is the LPIPS between the picture with the drafted code and the picture with what the
     exact rule puts there instead, at codes where the exact rule rejects the draft: what a
@@ -76,27 +78,12 @@ def measure(
     Args:
         decoder: of an exact rule; its draft strategy makes the drafts.
         metric: spatial LPIPS.
-        maps: bound risk maps, which see the complete pictures.
         tokens: codebook ids, int64 ``[n, N]``.
         seeds: of drafts and of the choice of positions.
         costs: positions per picture at most, 0 or more.
-
-    Returns:
-        the measurements, and the seconds of each map per picture.
     """
     result = decoder.replay(prompts, tokens, seeds)
     trace, others = result.trace, result.others
-    device, whole = decoder.model.device, torch.full((len(tokens),), tokens.shape[1])
-    canvas = Canvas.of(
-        tokens.to(device), whole.to(device), decoder.model, prompts,
-        others["alternative"].to(device),
-    )  # fmt: skip
-    predictors = {"entropy": trace.entropy, "tv": trace.tv}
-    seconds = {}
-    for name, risk_map in maps.items():
-        start = time.perf_counter()
-        predictors[name] = risk_map.risk(canvas).cpu()
-        seconds[name] = (time.perf_counter() - start) / len(tokens)
     wrong = (trace.how != BONUS) & (trace.uniform >= trace.ratio)
     position = choose(wrong, seeds, costs)
     taken = position >= 0
@@ -107,7 +94,28 @@ def measure(
     for name in ("whole", "around"):
         cost[name] = torch.full(position.shape, torch.nan)
         cost[name][taken] = getattr(found, name)
-    return Measurements(tokens, predictors, trace.draft.long(), position, **cost), seconds
+    predictors = {"entropy": trace.entropy, "tv": trace.tv}
+    return Measurements(tokens, predictors, trace.draft.long(), others["alternative"], position,
+                        **cost)  # fmt: skip
+
+
+def add_maps(
+    found: Measurements, model: ImageTokenModel, maps: Mapping[str, RiskMap], prompts: Sequence[str]
+) -> tuple[Measurements, dict[str, float]]:
+    """What bound risk maps say of the complete pictures, as further predictors.
+
+    Returns:
+        the measurements, and the seconds of each map per picture.
+    """
+    tokens, device = found.tokens, model.device
+    whole = torch.full((len(tokens),), tokens.shape[1], device=device)
+    canvas = Canvas.of(tokens.to(device), whole, model, prompts, found.alternative.to(device))
+    said, seconds = {}, {}
+    for name, risk_map in maps.items():
+        start = time.perf_counter()
+        said[name] = risk_map.risk(canvas).cpu()
+        seconds[name] = (time.perf_counter() - start) / len(tokens)
+    return replace(found, predictors=found.predictors | said), seconds
 
 
 def choose(where: Tensor, seeds: Sequence[int], count: int) -> Tensor:

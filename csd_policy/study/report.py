@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from csd_policy.metrics import Interval
 from csd_policy.models import ImageTokenModel
@@ -13,6 +13,9 @@ from csd_policy.study.analysis import ALL, FOREGROUND, TOP_SHARE, Row, analyse
 from csd_policy.study.figures import heat_figure, study_figure
 from csd_policy.study.risk import PictureSet, RiskStudy, map_seconds
 from csd_policy.tables import markdown_table, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STATISTICS = ("spearman", "auroc")
 
@@ -33,14 +36,19 @@ def write(
     figures = {"study": study_figure(rows, f"{caption} of {model.name}; 95 % intervals by picture")}
     figures |= {f"maps_{s.name}": heat_figure(model, s) for s in sets}
     for name, figure in figures.items():
-        write_atomic(output / f"{name}.png", lambda to, f=figure: f.savefig(to, format="png"))
+        save_figure(output / f"{name}.png", figure)
     sections = [(title, *table) for title, table in _tables(rows)]
     markdown = [f"### {title}\n\n{markdown_table(head, cells)}" for title, head, cells in sections]
     cost = markdown_table(("map", "s per picture"), [(k, f"{v:.3f}") for k, v in seconds.items()])
     parts = ["\n".join(f"- {line}" for line in sentences(rows)), *markdown, cost]
     write_text(output / "study.md", "\n\n".join(parts) + "\n")
     tables = [f"{title}\n{text_table(head, cells)}" for title, head, cells in sections]
-    return "\n\n".join([*tables, *sentences(rows)])
+    return "\n\n".join([*tables, "\n".join(sentences(rows))])
+
+
+def save_figure(path: Path, figure: "Figure") -> None:
+    """Write a PNG file, whole or not at all."""
+    write_atomic(path, lambda partial: figure.savefig(partial, format="png"))
 
 
 def _csv(rows: Sequence[Row]) -> str:

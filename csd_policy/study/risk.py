@@ -23,7 +23,7 @@ from csd_policy.provenance import check_manifest, package_version, provenance, w
 from csd_policy.results import locked, prepare_folder, write_atomic, write_json
 from csd_policy.risk import GroundTruthRisk, RiskMap
 from csd_policy.risk.lpips import Net, load_lpips
-from csd_policy.study.measure import Measurements, measure
+from csd_policy.study.measure import Measurements, add_maps, measure
 from csd_policy.study.scenes import Scenes, read_scenes
 from csd_policy.types import DecodeConfig
 
@@ -39,7 +39,7 @@ class RiskStudy:
 
     Two sets of pictures: those that the model draws for the prompts, by the exact rule, and, if
     there is a folder of scenes, its pictures, encoded, whose masks are known. A repeated command
-    resumes.
+    resumes; it may have further maps.
 
     Args:
         maps: the risk maps to judge, by name.
@@ -134,8 +134,8 @@ def run(study: RiskStudy) -> str:
         facts = provenance(model) | {"weights": weights_hash(study.model)}
         path = output / "manifest.json"
         same = {name: facts[name] for name in ("dtype", "weights", "torch")}
-        manifest = {"methods": {}} | study.manifest() | {"environment": same}
-        write_json(path, check_manifest(path, manifest))
+        manifest = study.manifest() | {"environment": same}
+        write_json(path, check_manifest(path, manifest, growing="maps"))
         sets = list(measure_sets(study, model, prompts, scenes))
         return report.write(study, model, sets, facts)
 
@@ -173,21 +173,24 @@ def _measure_set(
     prompts: list[str], tokens_of: Any,
 ) -> Measurements:  # fmt: skip
     parts = []
+    names = ["entropy", "tv", *maps]
     starts = range(0, len(prompts), study.batch_size)
     with step_bar(len(starts), f"{name} pictures, batches") as step:
         for start in starts:
             batch = list(range(start, min(start + study.batch_size, len(prompts))))
             path = Path(study.output) / "measurements" / f"{name}_{start:05d}.safetensors"
-            if (part := _load(path)) is None:
+            texts = [prompts[i] for i in batch]
+            part, seconds = _load(path)
+            if part is None:
                 seeds = [study.seed + i for i in batch]
-                texts = [prompts[i] for i in batch]
-                part, seconds = measure(
-                    decoder, metric, maps, texts, tokens_of(batch), seeds, study.costs
-                )
-                _save(path, part, seconds)
-            parts.append(part)
+                part = measure(decoder, metric, texts, tokens_of(batch), seeds, study.costs)
+            lacking = {k: v for k, v in maps.items() if k not in part.predictors}
+            if lacking or not path.is_file():
+                part, more = add_maps(part, decoder.model, lacking, texts)
+                _save(path, part, seconds | more)
+            parts.append(part.of(names))
             step()
-    return Measurements.join(parts).ordered(["entropy", "tv", *maps])
+    return Measurements.join(parts)
 
 
 def _save(path: Path, part: Measurements, seconds: dict[str, float]) -> None:
@@ -195,12 +198,15 @@ def _save(path: Path, part: Measurements, seconds: dict[str, float]) -> None:
     write_atomic(path, lambda partial: save_file(part.to_tensors(), str(partial), facts))
 
 
-def _load(path: Path) -> Measurements | None:
-    """What ``_save`` wrote, None if it is not there or broken."""
+def _load(path: Path) -> tuple[Measurements | None, dict[str, float]]:
+    """What ``_save`` wrote; None and no seconds if it is not there or broken."""
     try:
-        return Measurements.from_tensors(load_file(str(path)))
+        with safe_open(path, "pt") as file:
+            seconds = json.loads(file.metadata()["seconds"])
+        return Measurements.from_tensors(load_file(str(path))), seconds
     except (OSError, SafetensorError, TypeError):
-        return None
+        path.unlink(missing_ok=True)
+        return None, {}
 
 
 def map_seconds(folder: Path) -> dict[str, list[float]]:
