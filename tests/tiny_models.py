@@ -4,12 +4,18 @@ Two-dimensional weights are multiplied by 3: random ones give nearly uniform law
 are never accepted.
 """
 
+import json
+import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+import csd_policy
 
 PROMPTS = ["w1 w2 w3 w4", "w9", "w7 w8 w3 w1 w2 w6"]  # of different lengths
 
@@ -30,6 +36,23 @@ def sharpen(model: torch.nn.Module, *parts: str) -> None:
     for name, weight in model.named_parameters():
         if weight.ndim == 2 and any(part in name for part in parts):
             weight.data.mul_(3)
+
+
+def tiny_emoji_scenes(folder: Path) -> Path:
+    """The shipped model with 8x8 codes and the first two of its layers; pictures of 48 pixels."""
+    shipped = Path(csd_policy.__file__).parent / "models/weights/emoji-scenes"
+    shutil.copytree(shipped, folder)
+    changes = {
+        "config.json": {"num_hidden_layers": 2},
+        "image_model.json": {"grid": [8, 8]},
+        "vq_config.json": {"image_size": 48},
+    }
+    for name, change in changes.items():
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
+    weights = load_file(folder / "model.safetensors")
+    kept = {k: v for k, v in weights.items() if not re.search(r"layers\.[2-9]\.", k)}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def tiny_janus(folder: Path, seed: int = 0, codes: int = 512) -> Path:
