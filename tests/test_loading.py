@@ -145,6 +145,19 @@ def test_another_model(name: str, copied: Callable[[str], Path]) -> None:
     refused(folder, name, "has neither image_model.json nor config.json")
 
 
+@pytest.mark.parametrize("name", ["janus", "anole", "emu3"])
+def test_broken_configs_name_the_checkpoint(name: str, copied: Callable[[str], Path]) -> None:
+    folder = copied(name)
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        text.replace('"num_hidden_layers": 2', '"num_hidden_layers": "two"')
+    )
+    refused(folder, name, r"copy-\w+' cannot be loaded(.|\n)*num_hidden_layers")
+    (folder / "config.json").write_text(text)
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:999])
+    refused(folder, name, r"copy-\w+' cannot be loaded")
+
+
 def test_a_layout_under_the_name_of_the_other(folders: Folders, tmp_path: Path) -> None:
     for name, other in (("janus", "janus_release"), ("janus_release", "janus")):
         folder = tmp_path / name

@@ -71,9 +71,12 @@ def load_model(
             f"({', '.join(shipped_models())}), nor an id owner/name of the Hugging Face hub"
         )
     adapter = _adapter_for(name)
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         found: ImageTokenModel = build_model(adapter, name, where, dtype, options)
-    except OSError as error:  # how transformers and the hub say that a file is not there
+    except (OSError, StrictDataclassError, json.JSONDecodeError) as error:
+        # how transformers and the hub say that a file is not there, or a config or tokenizer wrong
         raise ValueError(f"model {name!r} cannot be loaded{_offline()}: {error}") from error
     return found
 
