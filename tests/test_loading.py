@@ -174,6 +174,16 @@ def test_a_folder_without_a_tokenizer(name: str, copied: Callable[[str], Path]) 
     refused(folder, name, "tokenizer|token")
 
 
+def test_a_file(folders: Folders) -> None:
+    with pytest.raises(ValueError, match=r"is the file '.*config\.json', expected its folder"):
+        load_model(folders["janus"] / "config.json", "cpu")
+
+
+def test_a_vision_tokenizer_that_is_not_there(folders: Folders) -> None:
+    with pytest.raises(ValueError, match="vq is 'nowhere', whose config.json cannot be read"):
+        load_model(folders["emu3_release"], "cpu", vq="nowhere", **OPTIONS["emu3"])
+
+
 def test_no_network() -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises(ValueError, match=r"no model 'deepseek-ai/x'.*HF_HUB_OFFLINE is set"):

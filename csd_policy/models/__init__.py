@@ -65,6 +65,8 @@ def load_model(
         adapter = adapter_of(folder / "image_model.json")
         model: ImageTokenModel = build_model(adapter, folder, where, dtype, options)
         return model
+    if Path(name).is_file():
+        raise ValueError(f"model is the file {name!r}, expected its folder")
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ValueError(
             f"no model {name!r}: neither a folder, nor a shipped model "
