@@ -241,6 +241,20 @@ def test_a_decoder_in_the_folder_by_its_name(model: str) -> None:
     loaded.check_pictures()
 
 
+@pytest.mark.parametrize("model", ["emu3"], indirect=True)
+def test_too_little_memory_is_one_line(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")
+
+    monkeypatch.setattr(JacobiDecoder, "_step", full)
+    args = ["generate", "--model", model, *options_of("emu3"), "--prompt", "w1"]
+    assert main([*args, "--output", str(tmp_path)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "not enough memory, expected a smaller batch_size" in line and "9 GiB" in line
+
+
 @lumina
 def test_device_map_without_accelerate(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
