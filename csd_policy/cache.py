@@ -37,7 +37,7 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        index = self.slots[:, None, :, None]
+        index = self.slots.to(key_states.device)[:, None, :, None]  # layers on several cards
         self.keys.scatter_(2, index.expand_as(key_states), key_states)
         self.values.scatter_(2, index.expand_as(value_states), value_states)
         return self.keys, self.values

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a verb; the exit status: 0, 2 after a mistake in the arguments, 130 if interrupted.
+    """Run a verb; the exit status: 0, 2 after a mistake or without memory, 130 if interrupted.
 
     Args:
         args: verb and arguments, default those of the process.
@@ -41,6 +42,13 @@ def main(args: Sequence[str] | None = None) -> int:
         logger.debug("where it came from", exc_info=True)
         message = " ".join(str(error).split())
         sys.stderr.write(f"csd-policy{f' {verb}' if verb in VERBS else ''}: error: {message}\n")
+        return 2
+    except RuntimeError as error:  # of torch, on cards and on the CPU
+        if not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        message = " ".join(str(error).split())
+        hint = "not enough memory, expected a smaller batch_size, window or picture, or bfloat16"
+        sys.stderr.write(f"csd-policy {verb}: error: {hint}: {message}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"csd-policy {verb}: interrupted\n")

@@ -32,6 +32,7 @@ def run(comparison: Comparison) -> str:
     c, output, mode = comparison, Path(comparison.output), tracking.choose_mode(comparison.wandb)
     model = load_model(c.model, c.device, getattr(torch, c.dtype), **c.model_options)
     model.check_prompts(c.prompts)
+    model.check_pictures()
     prepare_folder(output)
     with locked(output):
         text = draw_and_report(c, model)

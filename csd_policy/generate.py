@@ -1,5 +1,6 @@
 """``csd-policy generate``: pictures, and how each of their tokens was committed."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def generate(
     check_seeds([""] * len(jobs), [number for _, number in jobs.values()])
     image_model = load_model(model, device, getattr(torch, dtype), **(model_options or {}))
     image_model.check_prompts(prompt)
+    image_model.check_pictures()
     prepare_folder(Path(output))
     decoder = JacobiDecoder(image_model, policy, draft, config)
     rows: list[dict[str, Any]] = []
@@ -114,9 +116,8 @@ def write_image(result: DecodeResult, i: int, stem: Path) -> dict[str, Any]:
     pictures = result.images  # decoded here, so that the peak counts it
     row = image_row(result, i) | {"peak_memory": peak_memory(result.model.device)}
     save_image(result, i, stem, row)
-    title = (
-        f"{row['prompt']}, seed {row['seed']}: {row['forward_passes']} passes with {result.policy}"
-    )
+    told = textwrap.shorten(row["prompt"], 300)
+    title = f"{told}, seed {row['seed']}: {row['forward_passes']} passes with {result.policy}"
     figure = decode_figure(pictures[i], result.trace.row(i), result.model.grid, title)
     heat = stem.with_name(stem.name + "_heat.png")
     write_atomic(heat, lambda to: figure.savefig(to, format="png"))

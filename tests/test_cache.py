@@ -51,6 +51,15 @@ def test_ragged_windows_equal_full_passes(dtype: torch.dtype, tolerance: float) 
     assert storage == [layer.keys.data_ptr() for layer in cache.layers]
 
 
+def test_layers_on_several_devices() -> None:
+    """Slots lie on one device, keys and values of a layer on its own, as with ``device_map``."""
+    cache = RaggedCache(small_model(torch.float32).config, 8)
+    cache.at(torch.tensor([[0, 1]]))
+    states = torch.ones(1, 2, 2, 4, device="meta")
+    keys, values = cache.layers[1].update(states, states)
+    assert keys.shape == values.shape == (1, 2, 8, 4) and keys.device.type == "meta"
+
+
 @torch.inference_mode()
 def test_one_graph_for_all_windows() -> None:
     model = small_model(torch.float32)

@@ -103,6 +103,18 @@ def test_sampled_codes_have_the_law_of_full_forward_passes(tmp_path: Path) -> No
     assert log10_p_of_codes(codes, exact_law(folder, without, 12, scale), 4) < -4
 
 
+def test_sampled_codes_of_anole_have_the_law_of_full_forward_passes(tmp_path: Path) -> None:
+    """As above, without forced tokens. Against the law whose unconditional prompt lacks the first
+    token the same codes must fall below the limit."""
+    folder, runs, scale = tiny_chameleon(tmp_path, "anole", codes=12), 1500, 3.0
+    config = DecodeConfig(window=4, guidance_scale=scale, temperature=1.0, top_p=1.0)
+    decoder = JacobiDecoder(load_model(folder, "cpu"), Exact(), config=config)
+    codes = decoder.generate([PROMPTS[0]] * runs, list(range(runs))).tokens[:, :3]
+    assert log10_p_of_codes(codes, exact_law(folder, ANOLE, 12, scale), 4) > -4
+    without = replace(ANOLE, blank=["<racm3:break>"])
+    assert log10_p_of_codes(codes, exact_law(folder, without, 12, scale), 4) < -4
+
+
 def test_one_norm_a_rank_is_one_norm_a_head(lumina: Path, tmp_path: Path) -> None:
     """Lumina-mGPT stores norms by rank of model parallelism, transformers by head."""
     stored = load_file(lumina / "model.safetensors")

@@ -145,6 +145,19 @@ def test_another_model(name: str, copied: Callable[[str], Path]) -> None:
     refused(folder, name, "has neither image_model.json nor config.json")
 
 
+@pytest.mark.parametrize("name", ["janus", "anole", "emu3"])
+def test_broken_configs_name_the_checkpoint(name: str, copied: Callable[[str], Path]) -> None:
+    folder = copied(name)
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(
+        text.replace('"num_hidden_layers": 2', '"num_hidden_layers": "two"')
+    )
+    refused(folder, name, r"copy-\w+' cannot be loaded(.|\n)*num_hidden_layers")
+    (folder / "config.json").write_text(text)
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:999])
+    refused(folder, name, r"copy-\w+' cannot be loaded")
+
+
 def test_a_layout_under_the_name_of_the_other(folders: Folders, tmp_path: Path) -> None:
     for name, other in (("janus", "janus_release"), ("janus_release", "janus")):
         folder = tmp_path / name
@@ -159,6 +172,16 @@ def test_a_folder_without_a_tokenizer(name: str, copied: Callable[[str], Path]) 
     for path in (*folder.glob("tokenizer*"), *folder.glob("special_tokens*")):
         path.unlink()
     refused(folder, name, "tokenizer|token")
+
+
+def test_a_file(folders: Folders) -> None:
+    with pytest.raises(ValueError, match=r"is the file '.*config\.json', expected its folder"):
+        load_model(folders["janus"] / "config.json", "cpu")
+
+
+def test_a_vision_tokenizer_that_is_not_there(folders: Folders) -> None:
+    with pytest.raises(ValueError, match="vq is 'nowhere', whose config.json cannot be read"):
+        load_model(folders["emu3_release"], "cpu", vq="nowhere", **OPTIONS["emu3"])
 
 
 def test_no_network() -> None:

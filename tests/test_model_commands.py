@@ -211,6 +211,58 @@ def test_a_missing_package_is_one_line(
 
 
 @lumina
+def test_what_is_missing_is_said_before_the_first_pass(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pixel decoder, a file, a text, room for a text: nothing is drawn and no folder made."""
+    prefills: list[int] = []
+    monkeypatch.setattr(JacobiDecoder, "_step", lambda *_: prefills.append(1))
+    output = tmp_path / "out"
+    config = json.loads((Path(model) / "config.json").read_text())
+    long, whole = "w1 " * config["max_position_embeddings"], options_of("lumina")
+    for words, prompt, expected in (
+        (["--model_options.size", "64x32"], "w1", "has no pixel decoder, expected vqgan"),
+        ([*whole[:3], "none.ckpt"], "w1", "vqgan is 'none.ckpt', expected a file"),
+        (whole, " ", "prompt is ' ', expected a text"),
+        (whole, long, f"max_position_embeddings {config['max_position_embeddings']}"),
+    ):
+        args = ["generate", "--model", model, *words, "--prompt", prompt]
+        assert main([*args, "--output", str(output)]) == 2
+        error = capsys.readouterr().err
+        assert expected in error and not prefills and not list(output.glob("*.*"))
+
+
+@lumina
+def test_a_decoder_in_the_folder_by_its_name(model: str) -> None:
+    stored = Path("decoder.safetensors").read_bytes()
+    (Path(model) / "inside.safetensors").write_bytes(stored)
+    loaded = load_model(model, "cpu", size="64x32", vqgan="inside.safetensors")
+    (Path(model) / "inside.safetensors").unlink()
+    loaded.check_pictures()
+
+
+@pytest.mark.parametrize("model", ["emu3"], indirect=True)
+def test_too_little_memory_is_one_line(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB")
+
+    monkeypatch.setattr(JacobiDecoder, "_step", full)
+    args = ["generate", "--model", model, *options_of("emu3"), "--prompt", "w1"]
+    assert main([*args, "--output", str(tmp_path)]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "not enough memory, expected a smaller batch_size" in line and "9 GiB" in line
+
+
+@lumina
+def test_device_map_without_accelerate(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"device_map is 'auto', which needs the package acc"):
+        load_model(model, "cpu", device_map="auto")
+
+
+@lumina
 def test_attention_by_option(model: str) -> None:
     loaded: Any = load_model(model, "cpu", attn_implementation="eager", size="64x32")
     assert loaded.backbone.config._attn_implementation == "eager"

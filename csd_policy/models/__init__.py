@@ -65,15 +65,20 @@ def load_model(
         adapter = adapter_of(folder / "image_model.json")
         model: ImageTokenModel = build_model(adapter, folder, where, dtype, options)
         return model
+    if Path(name).is_file():
+        raise ValueError(f"model is the file {name!r}, expected its folder")
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise ValueError(
             f"no model {name!r}: neither a folder, nor a shipped model "
             f"({', '.join(shipped_models())}), nor an id owner/name of the Hugging Face hub"
         )
     adapter = _adapter_for(name)
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         found: ImageTokenModel = build_model(adapter, name, where, dtype, options)
-    except OSError as error:  # how transformers and the hub say that a file is not there
+    except (OSError, StrictDataclassError, json.JSONDecodeError) as error:
+        # how transformers and the hub say that a file is not there, or a config or tokenizer wrong
         raise ValueError(f"model {name!r} cannot be loaded{_offline()}: {error}") from error
     return found
 

@@ -51,6 +51,9 @@ class ImageTokenModel(ABC):
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Raise ValueError if the model cannot read a prompt; called before any work."""
 
+    def check_pictures(self) -> None:
+        """Raise ValueError if ``decode`` lacks its weights; called before any work."""
+
     def check_codes(self, tokens: Tensor) -> None:
         """Raise ValueError if ``tokens`` holds anything but codebook ids."""
         low, high = int(tokens.min()), int(tokens.max())

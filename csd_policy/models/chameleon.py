@@ -41,8 +41,8 @@ class Chameleon(TransformerModel):
         source: folder, or hub id such as ``Alpha-VLLM/Lumina-mGPT-7B-768``.
         layout: ``lumina``, ``lumina2`` or ``anole``; see ``find_layout`` for the default.
         size: of Lumina's pictures, default ``768x768``; should suit the checkpoint's resolution.
-        vqgan: file with the weights of the pixel decoder. Default: vqgan.safetensors or vqgan.ckpt
-            in ``source``, else ``model.vqmodel.decoder.*``; of Lumina-mGPT 2.0
+        vqgan: file with the weights of the pixel decoder, in ``source`` or by path. Default there:
+            vqgan.safetensors or vqgan.ckpt, else ``model.vqmodel.decoder.*``; of Lumina-mGPT 2.0
             movqgan_270M.safetensors or movqgan_270M.ckpt; else pictures cannot be decoded.
         options: of ``from_pretrained``.
 
@@ -66,6 +66,11 @@ class Chameleon(TransformerModel):
         vqgan: str | Path | None = None,
         **options: Any,
     ) -> None:
+        if vqgan is not None:  # before the weights are read
+            vqgan = next((p for p in (Path(vqgan), Path(source, vqgan)) if p.is_file()), vqgan)
+            if not Path(vqgan).is_file():
+                names = " or ".join((*VQGAN, *MOVQGAN))
+                raise ValueError(f"vqgan is {str(vqgan)!r}, expected a file such as {names}")
         config: Any = ChameleonConfig.from_pretrained(source)
         self._tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
         written = find_layout(config, source, layout, size, self._tokenizer)
@@ -127,9 +132,7 @@ class Chameleon(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self._head)
 
-    @torch.inference_mode()
-    def decode(self, tokens: Tensor) -> list[Image.Image]:
-        self.check_codes(tokens)
+    def check_pictures(self) -> None:
         if self._pixels is None:
             names, release = (
                 (VQGAN, "Chameleon") if self._layout.codes is None else (MOVQGAN, "MoVQGAN")
@@ -138,6 +141,12 @@ class Chameleon(TransformerModel):
                 f"{self.name} has no pixel decoder, expected {' or '.join(names)} of the release "
                 f"of {release} in its folder, or the path of that file as the option vqgan"
             )
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> list[Image.Image]:
+        self.check_codes(tokens)
+        self.check_pictures()
+        assert self._pixels is not None
         pictures = []
         for codes in tokens.to(self.device).view(-1, *self.grid).split(1):  # for memory
             pictures += to_pictures(self._pixels(codes))

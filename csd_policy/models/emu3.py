@@ -112,7 +112,7 @@ class Emu3(TransformerModel):
         self.codebook = None if self._vq is None else self._vq.quantize.embedding.weight
         words = _words_of_codes(source, mapping, self.codebook)
         self._word_of_code, self.num_codes = words.to(device), len(words)
-        self._image_rows = model.lm_head.weight[words]
+        self._image_rows = model.lm_head.weight[words].to(device)
         tokenizer = self._processor.tokenizer
         ends = [tokenizer.eof_token_id, tokenizer.eoi_token_id, tokenizer.eos_token_id]
         self._lay_out(mapping.eol_token_id, ends, device)
@@ -142,14 +142,18 @@ class Emu3(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self._image_rows)
 
-    @torch.inference_mode()
-    def decode(self, tokens: Tensor) -> list[Any]:
-        self.check_codes(tokens)
+    def check_pictures(self) -> None:
         if self._vq is None:
             raise ValueError(
                 f"{self.name} holds a language model alone, expected load_model(..., vq=SOURCE) "
                 "with the folder or hub id of its VQ to decode pictures"
             )
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> list[Any]:
+        self.check_codes(tokens)
+        self.check_pictures()
+        assert self._vq is not None
         codes = tokens.to(self.device).reshape(-1, 1, *self.grid)  # one at a time, for memory
         pixels = [self._vq.decode(code)[0].float().cpu() for code in codes]
         batch = self._processor.postprocess(pixels, return_tensors="PIL.Image.Image")

@@ -137,7 +137,10 @@ def load_vision_tokenizer(source: str, dtype: torch.dtype) -> Any:
     Raises:
         ValueError: it is neither, or weights are missing, unknown, or do not fit.
     """
-    published, _ = PretrainedConfig.get_config_dict(source)
+    try:
+        published, _ = PretrainedConfig.get_config_dict(source)
+    except OSError as error:
+        raise ValueError(f"vq is {source!r}, whose config.json cannot be read: {error}") from error
     kind = published.get("model_type")
     if kind == Emu3VQVAEConfig.model_type:
         return load_checkpoint(Emu3VQVAE, source, dtype)

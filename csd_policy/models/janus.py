@@ -102,7 +102,7 @@ class Janus(TransformerModel):
 
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._model.model.generation_head(hidden)
-        return logits
+        return logits.to(hidden.device)  # with several cards
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> list[Any]:

@@ -87,7 +87,10 @@ class CaptionCondition:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(source)
             loaded: Any = T5EncoderModel.from_pretrained(
-                source, dtype=self._blank.dtype, output_loading_info=True
+                source,
+                dtype=self._blank.dtype,
+                use_safetensors=True,
+                output_loading_info=True,
             )
         except (OSError, ValueError) as error:
             raise ValueError(f"no T5 encoder {t5!r}, which {folder} names: {error}") from error

@@ -61,6 +61,11 @@ def read_options(
             except ArgumentError as error:
                 message = one_line(str(error), parser)
                 raise ValueError(f"option of {name}: {message}") from error
+    if read.get("device_map") is not None and not importlib.util.find_spec("accelerate"):
+        raise ValueError(
+            f"device_map is {read['device_map']!r}, which needs the package accelerate: "
+            "pip install accelerate, or leave device_map out"
+        )
     if read.get("quantization_config") is not None and importlib.util.find_spec("accelerate"):
         read.setdefault("device_map", {"": str(device)})
     return read

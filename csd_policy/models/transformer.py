@@ -51,6 +51,21 @@ class TransformerModel(ImageTokenModel):
         """Input embeddings ``[..., D]`` of codebook ids."""
         raise NotImplementedError
 
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        for prompt in prompts:
+            if not prompt.strip():
+                raise ValueError(f"prompt is {prompt!r}, expected a text")
+
+    def _check_length(self, tokens: int) -> None:
+        """ValueError if a prompt of ``tokens`` leaves no room for a picture, which alone has it."""
+        slots = len(self.code_of_slot)
+        most = getattr(self.backbone.config, "max_position_embeddings", None)
+        if most is not None and slots < most < tokens + slots:
+            raise ValueError(
+                f"a prompt has {tokens} tokens, expected at most {most - slots}: {self.name} has "
+                f"max_position_embeddings {most}, and a picture takes {slots}"
+            )
+
     def start(
         self, inputs: Tensor, lengths: Tensor, window: int, shift: Tensor | None = None
     ) -> PromptState:
@@ -63,6 +78,7 @@ class TransformerModel(ImageTokenModel):
             shift: position of each row's first token, int64 ``[R]``; default 0.
         """
         rows, width, _ = inputs.shape
+        self._check_length(int(lengths.max()))
         length = width + len(self.code_of_slot) + window
         cache = RaggedCache(self.backbone.config, length)
         moved = torch.zeros_like(lengths) if shift is None else shift
@@ -87,7 +103,7 @@ class TransformerModel(ImageTokenModel):
         inputs = torch.where(slots[..., None] < 0, state.end[:, None], inputs)
         places = state.last[:, None] + 1 + slots
         output = self.backbone(inputs_embeds=inputs, **state.cache.at(places, state.shift))
-        hidden: Tensor = output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state.to(inputs.device)  # with several cards
         return hidden
 
 
