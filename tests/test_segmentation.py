@@ -13,15 +13,8 @@ from flat_model import FlatModel
 from csd_policy import DecodeConfig, JacobiDecoder, load_model
 from csd_policy.policies import CSD, RiskGated
 from csd_policy.risk import SegmentationRisk
-from csd_policy.risk.segmenters import (
-    Felzenszwalb,
-    Masks,
-    Picture,
-    SegmentAnything,
-    Segmenter,
-    TransformersSam,
-    read_masks,
-)
+from csd_policy.risk.sam import SegmentAnything, TransformersSam, read_masks
+from csd_policy.risk.segmenters import Felzenszwalb, Masks, Picture, Segmenter
 from csd_policy.testing import check_risk_map
 
 GRID = (16, 16)

@@ -1,0 +1,172 @@
+"""Masks by segment-anything, from its own package or from transformers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from csd_policy.risk.segmenters import Masks, Picture, Segmenter, missing
+
+
+class SegmentAnything(Segmenter):
+    """Masks of ``SamAutomaticMaskGenerator`` (Kirillov et al. 2023, arXiv 2304.02643).
+
+    Args:
+        checkpoint: a file of segment-anything's weights.
+        model_type: of the checkpoint, a key of ``segment_anything.sam_model_registry``.
+        points_per_side: of the grid of point prompts, 1 or more.
+        pred_iou_thresh: least quality that SAM itself predicts of a mask it gives.
+        stability_score_thresh: least stability of a mask under another cutoff.
+
+    Raises:
+        ValueError: there is no such file, it does not hold these weights, or is no safe file.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        model_type: Literal["vit_b", "vit_l", "vit_h"] = "vit_b",
+        points_per_side: int = 16,
+        pred_iou_thresh: float = 0.88,
+        stability_score_thresh: float = 0.95,
+    ) -> None:
+        if points_per_side < 1:
+            raise ValueError(f"points_per_side is {points_per_side!r}, expected 1 or more")
+        self.checkpoint, self.model_type = checkpoint, model_type
+        self.points_per_side = points_per_side
+        self.pred_iou_thresh = pred_iou_thresh
+        self.stability_score_thresh = stability_score_thresh
+
+    def load(self) -> None:
+        _ = self._generator
+
+    @cached_property
+    def _generator(self) -> Any:
+        try:
+            from segment_anything import SamAutomaticMaskGenerator
+        except ModuleNotFoundError as error:
+            raise missing("segment-anything", "SegmentAnything") from error
+        return SamAutomaticMaskGenerator(
+            self._load().to(self.device).eval(),
+            points_per_side=self.points_per_side,
+            pred_iou_thresh=self.pred_iou_thresh,
+            stability_score_thresh=self.stability_score_thresh,
+        )
+
+    def _load(self) -> Any:
+        from segment_anything import sam_model_registry
+
+        from csd_policy.models.published import check_names, read_weights
+
+        if self.checkpoint is None:
+            raise ValueError("checkpoint is None, expected a file of segment-anything's weights")
+        if self.model_type not in sam_model_registry:
+            known = ", ".join(sam_model_registry)
+            raise ValueError(f"model_type is {self.model_type!r}, expected one of {known}")
+        path = Path(self.checkpoint)
+        weights = read_weights(path, re.compile("(?!)"))
+        sam = sam_model_registry[self.model_type]()
+        check_names(weights, sam.state_dict(), path)
+        try:
+            sam.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{path} is no {self.model_type} of segment-anything: {error}"
+            ) from error
+        return sam
+
+    def segment(self, picture: Picture) -> Masks:
+        with torch.inference_mode():
+            return read_masks(self._generator.generate(picture), picture.shape[:2])
+
+
+class TransformersSam(Segmenter):
+    """Masks of transformers' ``mask-generation`` pipeline (``SamModel``).
+
+    Args:
+        checkpoint: a local folder, or an id owner/name of the Hugging Face hub.
+        points_per_side: of the grid of point prompts, 1 or more.
+        pred_iou_thresh: least quality that SAM itself predicts of a mask it gives.
+        stability_score_thresh: least stability of a mask under another cutoff.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str = "facebook/sam-vit-base",
+        points_per_side: int = 16,
+        pred_iou_thresh: float = 0.88,
+        stability_score_thresh: float = 0.95,
+    ) -> None:
+        if points_per_side < 1:
+            raise ValueError(f"points_per_side is {points_per_side!r}, expected 1 or more")
+        self.checkpoint, self.points_per_side = checkpoint, points_per_side
+        self.pred_iou_thresh = pred_iou_thresh
+        self.stability_score_thresh = stability_score_thresh
+
+    def load(self) -> None:
+        _ = self._pipeline
+
+    @cached_property
+    def _pipeline(self) -> Any:
+        from transformers import SamImageProcessor, SamModel, pipeline
+
+        try:
+            loaded: Any = SamModel.from_pretrained(self.checkpoint, output_loading_info=True)
+            processor = SamImageProcessor.from_pretrained(self.checkpoint)
+        except OSError as error:
+            raise ValueError(f"no SAM {self.checkpoint!r}: {error}") from error
+        model, info = loaded
+        if lacking := [n for n in info["missing_keys"] if "positional_embedding" not in n]:
+            raise ValueError(f"{self.checkpoint} lacks weights of SamModel: {sorted(lacking)[:5]}")
+        return pipeline(
+            "mask-generation", model=model, image_processor=processor, device=self.device
+        )
+
+    def segment(self, picture: Picture) -> Masks:
+        from PIL import Image
+
+        found = self._pipeline(
+            Image.fromarray(picture),
+            points_per_crop=self.points_per_side,
+            pred_iou_thresh=self.pred_iou_thresh,
+            stability_score_thresh=self.stability_score_thresh,
+        )
+        masks = [np.asarray(mask, dtype=bool) for mask in found["masks"]]
+        return np.stack(masks) if masks else np.zeros((0, *picture.shape[:2]), dtype=bool)
+
+
+def read_masks(records: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> Masks:
+    """The masks of ``SamAutomaticMaskGenerator`` in any of its output modes, bool ``[M, H, W]``.
+
+    ``binary_mask`` is an array, ``uncompressed_rle`` a table of ``size`` and run lengths down the
+    columns, ``coco_rle`` the same with the lengths as text (read by pycocotools).
+
+    Raises:
+        ValueError: a record in another format, or of another size than (H, W).
+    """
+    masks = [_read_mask(record["segmentation"]) for record in records]
+    for mask in masks:
+        if mask.shape != size:
+            raise ValueError(f"a mask has size {mask.shape}, expected {size}")
+    return np.stack(masks) if masks else np.zeros((0, *size), dtype=bool)
+
+
+def _read_mask(segmentation: Any) -> npt.NDArray[np.bool_]:
+    if isinstance(segmentation, np.ndarray):
+        return segmentation.astype(bool)
+    if not (isinstance(segmentation, Mapping) and {"size", "counts"} <= segmentation.keys()):
+        raise ValueError(f"a mask is {segmentation!r}, expected an array or a table of run lengths")
+    if isinstance(segmentation["counts"], list):
+        from segment_anything.utils.amg import rle_to_mask
+
+        return np.asarray(rle_to_mask(dict(segmentation)), dtype=bool)
+    try:
+        from pycocotools.mask import decode
+    except ModuleNotFoundError as error:
+        raise missing("pycocotools", "a mask in COCO's compressed format") from error
+    return np.asarray(decode(segmentation), dtype=bool)
