@@ -17,7 +17,7 @@ import torch
 from csd_policy import drafts, policies
 from csd_policy.arguments import class_names
 from csd_policy.bench_table import Row, notes_text, table_cells
-from csd_policy.decoder import MOST_WINDOW, JacobiDecoder
+from csd_policy.decoder import JacobiDecoder
 from csd_policy.drafts import Tail
 from csd_policy.models import SHIPPED, Dtype, ImageTokenModel, find_device, load_model
 from csd_policy.models.options import Options
@@ -27,6 +27,7 @@ from csd_policy.results import prepare_folder, write_json, write_text
 from csd_policy.risk import FixedRisk
 from csd_policy.rows import Keep, Rows
 from csd_policy.sampling import Noise, Purpose, draw, take
+from csd_policy.served import MOST_WINDOW
 from csd_policy.tables import markdown_table, text_table
 from csd_policy.types import DecodeConfig
 

@@ -23,13 +23,12 @@ from csd_policy.policies import AcceptancePolicy, Exact, TVGate
 from csd_policy.redraft import Redrafter
 from csd_policy.risk.guide import RiskGuide
 from csd_policy.rows import Keep, Rows
-from csd_policy.sampling import Noise, guide, law
-from csd_policy.served import check_served
+from csd_policy.sampling import Noise, target_law
+from csd_policy.served import check_faults, check_given, check_kinds, check_served, check_window
 from csd_policy.timing import PhaseTimer
-from csd_policy.types import DecodeConfig, DecodeResult, Stats, check_seeds
+from csd_policy.types import DecodeConfig, DecodeResult, check_seeds
 from csd_policy.verify import Verifier
 
-MOST_WINDOW = 256  # of images with fewer slots than this
 OTHERS = ("alternative", "correction")  # what a replay keeps of each code, see ``Rows``
 PREVIEW_POLICY = TVGate(delta=0.8)  # of the picture that a risk map looks at before the real one
 
@@ -59,19 +58,13 @@ class JacobiDecoder:
         config: DecodeConfig | None = None,
     ) -> None:
         policy, draft = policy or Exact(), draft or Independent()
-        for given, kind in ((policy, AcceptancePolicy), (draft, DraftStrategy)):
-            if not isinstance(given, kind):
-                raise ValueError(f"{given!r} is no {kind.__name__}, expected an object of one")
+        check_kinds(policy, draft)
         self._record = {"policy": repr(policy), "draft": repr(draft)}
         self.model, self.policy, self.draft = model, policy.bind(model), draft
         self.config = (config or DecodeConfig()).resolved(model.defaults)
         check_served(self.policy, self.config)
         self._slots = len(model.code_of_slot)
-        if self.config.window > max(MOST_WINDOW, self._slots):
-            raise ValueError(
-                f"window is {self.config.window}, expected at most "
-                f"{max(MOST_WINDOW, self._slots)}: an image of {model.name} has {self._slots} slots"
-            )
+        check_window(self.config.window, self._slots, model.name)
         asked = self.policy.risk is not None and self.policy.risk.alternatives
         self._others = OTHERS[:1] if asked else ()
         self._verify = Verifier(self.policy, self.config, model.grid[1], self._slots)
@@ -122,11 +115,7 @@ class JacobiDecoder:
             ValueError: as in ``generate``, and if ``tokens`` has another shape or other ids.
         """
         chosen = check_seeds(prompts, seeds)
-        shape = [len(prompts), self.model.grid[0] * self.model.grid[1]]
-        if list(tokens.shape) != shape or tokens.dtype != torch.int64:
-            found = f"{tokens.dtype} {list(tokens.shape)}"
-            raise ValueError(f"tokens are {found}, expected torch.int64 {shape}")
-        self.model.check_codes(tokens)
+        check_given(tokens, len(prompts), self.model)
         self.model.check_prompts(prompts)
         return self._draw(prompts, chosen, given=tokens.to(self.model.device))
 
@@ -139,7 +128,18 @@ class JacobiDecoder:
         with timer("preview"):
             preview = self._preview(prompts, noise)
         rows, number = self._decode(prompts, noise, timer, preview, on_pass, given)
-        return self._result(rows, prompts, seeds, number, timer, preview)
+        before = [0] * len(seeds) if preview is None else preview.passes.tolist()
+        return DecodeResult(
+            tokens=rows.tokens[:, :-1].cpu(),
+            trace=rows.to_trace(),
+            stats=rows.to_stats(number, timer.totals(), before),
+            prompts=list(prompts),
+            seeds=seeds,
+            config=self.config,
+            **self._record,
+            model=self.model,
+            others={} if given is None else rows.to_others(),
+        )
 
     def _decode(
         self, prompts: Sequence[str], noise: Noise, timer: PhaseTimer, preview: Rows | None = None,
@@ -150,7 +150,8 @@ class JacobiDecoder:
         with timer("prefill"):
             state = self.model.prefill(prompts, guided, window)
         rows = self._start(noise, given)
-        guide = self._guide(prompts, preview)
+        risk, codes = self.policy.risk, (self._code_of_slot, self._codes_before)
+        guide = RiskGuide(risk, self.model, prompts, preview, *codes) if risk else None
         number, done = 0, [0]
         while min(done) < self._slots:
             number += 1
@@ -160,7 +161,7 @@ class JacobiDecoder:
             self._step(state, rows, noise, timer)
             # the one host read of a pass: progress and faults of all rows
             done, faults = torch.stack([rows.done, rows.fault]).tolist()
-            self._check_faults(number, prompts, faults)
+            check_faults(faults, rows, number, prompts, self.policy)
             if on_pass is not None:
                 on_pass(number, done)
         return rows, number
@@ -192,19 +193,13 @@ class JacobiDecoder:
         with timer("verification"):
             # 3. verify: the laws behind the window are those of slots done to done+L
             position = self._code_of_slot[slots + 1]
-            q = self._law(logits)
+            q = target_law(logits, self.config)
             verdict = self._verify(rows, q, hidden[: len(q)], position, noise)
             if rows.given is not None:
                 verdict = verdict.following(rows.given, rows.drafts, position)
             # 4. commit, and redraw the rest of the window
             committed = rows.commit(verdict, position, self._slots, q)
             self._redraft(rows, q, committed, noise)
-
-    def _law(self, logits: Tensor) -> Tensor:
-        c = self.config
-        assert c.guidance_scale is not None and c.temperature is not None
-        assert c.top_k is not None and c.top_p is not None
-        return law(guide(logits, c.guidance_scale), c.temperature, c.top_k, c.top_p)
 
     def _preview(self, prompts: Sequence[str], noise: Noise) -> Rows | None:
         """A fast picture of each prompt with random numbers of its own, if the risk map asks."""
@@ -214,41 +209,3 @@ class JacobiDecoder:
         decoder = JacobiDecoder(self.model, PREVIEW_POLICY, Gumbel(), config)
         decoder._others = self._others
         return decoder._decode(prompts, noise.derived(), PhaseTimer(self.model.device))[0]
-
-    def _guide(self, prompts: Sequence[str], preview: Rows | None) -> RiskGuide | None:
-        if self.policy.risk is None:
-            return None
-        return RiskGuide(
-            self.policy.risk, self.model, prompts, preview, self._code_of_slot, self._codes_before
-        )
-
-    def _check_faults(self, number: int, prompts: Sequence[str], faults: list[int]) -> None:
-        codes = self.model.grid[0] * self.model.grid[1]
-        for i, position in enumerate(faults):
-            if position < codes:
-                raise ValueError(
-                    f"pass {number}, image {i} ({prompts[i]!r}), position {position}: the target's "
-                    f"law or the acceptance probability of {self.policy!r} is not a finite number"
-                )
-
-    def _result(
-        self, rows: Rows, prompts: Sequence[str], seeds: list[int], number: int,
-        timer: PhaseTimer, preview: Rows | None,
-    ) -> DecodeResult:  # fmt: skip
-        seconds = timer.totals()
-        before = [0] * len(seeds) if preview is None else preview.passes.tolist()
-        passes = [a + b for a, b in zip(before, rows.passes.tolist(), strict=True)]
-        number += max(before)
-        rate = [(rows.tokens.shape[1] - 1) / n for n in passes]
-        stats = Stats(passes, rate, rows.spent.tolist(), number, seconds, before)
-        return DecodeResult(
-            tokens=rows.tokens[:, :-1].cpu(),
-            trace=rows.to_trace(),
-            stats=stats,
-            prompts=list(prompts),
-            seeds=seeds,
-            config=self.config,
-            **self._record,
-            model=self.model,
-            others={} if rows.given is None else rows.to_others(),
-        )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from csd_policy.sampling import Noise, take
 from csd_policy.trace import ACCEPTED, BONUS, RESAMPLED, TRACE_FIELDS, Trace
+from csd_policy.types import Stats
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,12 @@ class Rows:
     def to_trace(self) -> Trace:
         """The finished trace on the CPU, without the spare column."""
         return Trace(**{name: value[:, :-1].cpu() for name, value in self.trace.items()})
+
+    def to_stats(self, number: int, seconds: dict[str, float], before: list[int]) -> Stats:
+        """Counts of the finished rows; ``number`` passes of the batch, ``before`` of a preview."""
+        passes = [a + b for a, b in zip(before, self.passes.tolist(), strict=True)]
+        rate = [(self.tokens.shape[1] - 1) / n for n in passes]
+        return Stats(passes, rate, self.spent.tolist(), number + max(before), seconds, before)
 
     def to_others(self) -> dict[str, Tensor]:
         """``others`` of the finished rows on the CPU, without the spare column."""

@@ -6,9 +6,13 @@ counter) and on nothing else: not on the batch, the device, or what was drawn be
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from csd_policy.types import DecodeConfig
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the increment of SplitMix64
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -138,6 +142,14 @@ def guide(logits: Tensor, scale: float) -> Tensor:
         return logits
     cond, uncond = logits.chunk(2)
     return uncond + scale * (cond - uncond)
+
+
+def target_law(logits: Tensor, config: "DecodeConfig") -> Tensor:
+    """The target's law q by the settings of a resolved config; see ``guide`` and ``law``."""
+    assert config.guidance_scale is not None and config.temperature is not None
+    assert config.top_k is not None and config.top_p is not None
+    guided = guide(logits, config.guidance_scale)
+    return law(guided, config.temperature, config.top_k, config.top_p)
 
 
 def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
