@@ -105,7 +105,8 @@ def decode_masks(sam: Any, image: Tensor, sparse: Tensor, dense: Tensor) -> tupl
         sparse, dense: embeddings of the prompts, ``[M, tokens, D]`` and ``[M, D, s, s]``.
 
     Returns:
-        logits ``[M, 4, 4s, 4s]`` (one mask, then three for an ambiguous prompt), quality ``[M, 4]``.
+        logits ``[M, 4, 4s, 4s]``, one mask and then three for an ambiguous prompt, and the quality
+        of each, ``[M, 4]``.
     """
     decoder = sam.mask_decoder
     out = torch.cat([decoder.iou_token.weight, decoder.mask_tokens.weight])
