@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from csd_policy.models.published import read_weights
 from csd_policy.risk.segmenters import missing
 
 Net = Literal["alex", "vgg"]
@@ -75,6 +74,8 @@ def _fill(trunk: nn.Module, weights: dict[str, Tensor], source: str) -> None:
 
 
 def _find_trunk(net: Net, trunk: str | None) -> tuple[dict[str, Tensor], str]:
+    from csd_policy.models.published import read_weights  # which imports transformers
+
     if trunk is not None:
         return read_weights(Path(trunk), re.compile("classifier")), trunk
     cached = Path(torch.hub.get_dir()) / "checkpoints" / HUB_FILES[net]
