@@ -20,15 +20,27 @@ def package_version() -> str:
 
 
 def weights_hash(name_or_folder: str) -> str | None:
-    """SHA-256 over the safetensors files of a model, or None if there are none."""
+    """What tells a model's weights from others: SHA-256 over its safetensors files.
+
+    Of an id on the Hugging Face hub it is the commit in the local cache; None if there is neither.
+    """
     folder = Path(name_or_folder)
     folder = folder if folder.is_dir() else SHIPPED / name_or_folder
-    files = sorted(folder.glob("*.safetensors"))
+    if not folder.is_dir():
+        return _hub_commit(name_or_folder)
+    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("vq/*.safetensors"))
     whole = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
             whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest() if files else None
+
+
+def _hub_commit(name: str) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json")
+    return f"commit {Path(config).parent.name}" if isinstance(config, str) else None
 
 
 def device_name(device: torch.device) -> str:

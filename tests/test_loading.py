@@ -19,6 +19,7 @@ from tiny_releases import save, tiny_emu3_release, tiny_janus_release
 from csd_policy import load_model
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.models.llamagen_convert import main
+from csd_policy.provenance import weights_hash
 from csd_policy.types import DecodeConfig
 
 Folders = dict[str, Path]
@@ -240,3 +241,23 @@ def test_a_token_outside_the_vocabulary(copied: Callable[[str], Path]) -> None:
     file = folder / "tokenizer_config.json"
     file.write_text(file.read_text().replace("<|image start|>", "<|new|>"))
     refused(folder, "emu3", r"boi_token of .* is '<\|new\|>' with id \d+, expected one below vocab")
+
+
+def test_what_tells_weights_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of another commit of the hub, or of another vision tokenizer, are other results."""
+    folder, commit = tmp_path / "model", "0123456789abcdef0123456789abcdef01234567"
+    (folder / "vq").mkdir(parents=True)
+    assert weights_hash(str(folder)) is None
+    found = set()
+    for name, content in (("model", b"a"), ("vq/model", b"b"), ("vq/model", b"c")):
+        (folder / f"{name}.safetensors").write_bytes(content)
+        found.add(weights_hash(str(folder)))
+    assert len(found) == 3 and None not in found
+    cached = tmp_path / "hub" / "models--owner--name"
+    (cached / "snapshots" / commit).mkdir(parents=True)
+    (cached / "snapshots" / commit / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert weights_hash("owner/name") == f"commit {commit}"
+    assert weights_hash("owner/other") is None

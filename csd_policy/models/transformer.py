@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -148,8 +147,8 @@ def load_checkpoint(
         ValueError: files or weights are missing, are left over, or have another shape.
         OSError: the hub has no such checkpoint; the text is that of transformers.
     """
-    if state is None and Path(source).is_dir():
-        weight_files(source)
+    if state is None:
+        weight_files(source)  # else transformers may ask a service to convert a pickled file
     try:
         model, info = cls.from_pretrained(
             source if state is None else None, dtype=dtype, use_safetensors=True, state_dict=state,
