@@ -4,11 +4,13 @@ import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from csd_policy import report, tracking
 from csd_policy.comparison import Comparison, Job, Method
+from csd_policy.damage import measure_damage
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.memory import peak_memory, restart_peak
 from csd_policy.metrics import log_likelihood
@@ -16,6 +18,7 @@ from csd_policy.models import ImageTokenModel, load_model
 from csd_policy.progress import pass_bar
 from csd_policy.provenance import check_manifest, provenance, weights_hash
 from csd_policy.results import image_row, locked, prepare_folder, save_image, write_json
+from csd_policy.risk.lpips import load_lpips
 from csd_policy.types import DecodeResult
 
 WARM_UP_PASSES = 8
@@ -43,6 +46,7 @@ def run(comparison: Comparison) -> str:
 def draw_and_report(comparison: Comparison, model: ImageTokenModel) -> str:
     """Draw what is missing and write the report; the table as text."""
     c, output = comparison, Path(comparison.output)
+    metric = load_lpips().to(model.device) if c.damage else None
     decoders = {m.name: JacobiDecoder(model, m.policy, m.draft, m.decode) for m in c.methods}
     facts = provenance(model)
     same = ("device_name", "dtype", "torch")  # what changes numbers or times
@@ -55,7 +59,7 @@ def draw_and_report(comparison: Comparison, model: ImageTokenModel) -> str:
     write_json(output / "resolved_config.json", c.to_config())
     try:
         for method in c.methods:
-            run_method(c, method, decoders[method.name])
+            run_method(c, method, decoders[method.name], metric)
     except KeyboardInterrupt:
         logger.info("The images so far are in %s; the same command goes on from there.", output)
         raise
@@ -65,8 +69,13 @@ def draw_and_report(comparison: Comparison, model: ImageTokenModel) -> str:
     return text
 
 
-def run_method(comparison: Comparison, method: Method, decoder: JacobiDecoder) -> None:
-    """Draw the batches of which an image is missing; a short warm-up in front is not timed."""
+def run_method(
+    comparison: Comparison, method: Method, decoder: JacobiDecoder, metric: Any = None
+) -> None:
+    """Draw the batches of which an image is missing; a short warm-up in front is not timed.
+
+    ``metric`` is the LPIPS that damage is measured with.
+    """
     missing = comparison.missing(method)
     images = len(comparison.prompts) * len(comparison.seeds)
     logger.info("%s: %d of %d images to draw", method.name, sum(map(len, missing)), images)
@@ -78,8 +87,8 @@ def run_method(comparison: Comparison, method: Method, decoder: JacobiDecoder) -
         label = f"{method.name}, batch {number + 1} of {len(missing)}"
         restart_peak(decoder.model.device)
         with pass_bar(len(decoder.model.code_of_slot), label) as on_pass:
-            result = decoder.generate(prompts, seeds=seeds, on_pass=on_pass)
-        save_batch(comparison, method, batch, result)
+            result = decoder.generate(prompts, seeds, on_pass, others=metric is not None)
+        save_batch(comparison, method, batch, result, metric)
 
 
 def warm_up(decoder: JacobiDecoder, prompts: list[str], seeds: list[int]) -> None:
@@ -101,8 +110,9 @@ def warm_up(decoder: JacobiDecoder, prompts: list[str], seeds: list[int]) -> Non
 
 
 def save_batch(
-    comparison: Comparison, method: Method, batch: list[Job], result: DecodeResult
-) -> None:
+    comparison: Comparison, method: Method, batch: list[Job], result: DecodeResult,
+    metric: Any = None,
+) -> None:  # fmt: skip
     """Measure what needs the model, then write the images of a batch one by one."""
     begin = time.perf_counter()
     _ = result.images  # decoded once, here
@@ -110,7 +120,10 @@ def save_batch(
     peak = peak_memory(result.model.device)  # without the likelihood, which is a measurement
     prompts = list(result.prompts)
     likelihood = log_likelihood(result.model, result.tokens, prompts, result.config).tolist()
+    harm = measure_damage(result.model, result, metric, comparison.damage) if metric else None
     for i, job in enumerate(batch):
         row = {"method": method.name, "prompt_number": job[0]} | image_row(result, i)
         row |= {"log_likelihood": likelihood[i], "picture_seconds": seconds, "peak_memory": peak}
+        if harm is not None:
+            row |= {"relaxed_tokens": int(harm.relaxed[i]), "damage": float(harm.whole[i])}
         save_image(result, i, comparison.stem(method, job), row)

@@ -94,6 +94,8 @@ class Comparison:
         batch_size: images decoded at once, 1 or more.
         device: where to run; default is CUDA if there is a card, else the CPU.
         dtype: of the network; laws are computed in float32 or better.
+        damage: relaxed tokens of a picture whose counterfactual cost is measured (LPIPS, see
+            ``csd_policy.damage``), 0 or more; 0 measures none. It adds a draw to every pass.
         wandb: where wandb mirrors the files; default is offline without WANDB_API_KEY, else online.
         project: of wandb.
     """
@@ -107,12 +109,15 @@ class Comparison:
     batch_size: int = 16
     device: str | None = None
     dtype: Dtype = "float32"
+    damage: int = 0
     wandb: Literal["online", "offline", "disabled"] | None = None
     project: str = "csd-policy"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}, expected 1 or more")
+        if self.damage < 0:
+            raise ValueError(f"damage is {self.damage}, expected 0 or more")
         for name in ("methods", "prompts", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is [], expected at least one")
@@ -149,6 +154,8 @@ class Comparison:
         shared = {"csd_policy": package_version()} | self.to_config()
         for name in ("output", "device", "wandb", "project"):
             del shared[name]
+        if self.damage == 0:
+            del shared["damage"]
         options = self.model_options.items()  # as text: the command line gives 256 as "256"
         shared["model_options"] = {k: v if isinstance(v, str) else dumps(v) for k, v in options}
         return shared | {"methods": {m["name"]: m for m in shared["methods"]}}

@@ -51,6 +51,8 @@ def replacement_costs(
     low, high = (int(position.min()), int(position.max())) if len(position) else (0, 0)
     if low < 0 or high >= tokens.shape[1]:
         raise ValueError(f"positions are in [{low}, {high}], expected [0, {tokens.shape[1]})")
+    if len(position) == 0:
+        return Costs(*torch.zeros(2, 0))
     whole, around = [], []
     for part in torch.arange(len(position)).split(batch_size):
         place = position[part, None].to(model.device)
@@ -63,4 +65,4 @@ def replacement_costs(
         near = F.avg_pool2d(by_code, 2 * reach + 1, 1, reach, count_include_pad=False)
         whole.append(by_code.flatten(1).mean(1).cpu())
         around.append(near.flatten(1).gather(1, place)[:, 0].cpu())
-    return Costs(torch.cat(whole), torch.cat(around)) if whole else Costs(*torch.zeros(2, 0))
+    return Costs(torch.cat(whole), torch.cat(around))

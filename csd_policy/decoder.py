@@ -80,6 +80,7 @@ class JacobiDecoder:
         prompts: Sequence[str],
         seeds: Sequence[int | None] | None = None,
         on_pass: Callable[[int, list[int]], None] | None = None,
+        others: bool = False,
     ) -> DecodeResult:
         """Draw one picture per prompt.
 
@@ -87,6 +88,7 @@ class JacobiDecoder:
             prompts: B texts.
             seeds: one per prompt, each in [0, 2^63) or None; None is drawn and recorded.
             on_pass: called after each pass with its number and the slots committed per image.
+            others: keep in ``others`` of the result what could have been committed instead.
 
         Raises:
             ValueError: no prompts, a prompt that the model cannot read, a wrong seed, or a
@@ -94,7 +96,7 @@ class JacobiDecoder:
         """
         chosen = check_seeds(prompts, seeds)
         self.model.check_prompts(prompts)
-        return self._draw(prompts, chosen, on_pass)
+        return self._draw(prompts, chosen, OTHERS if others else (), on_pass)
 
     @torch.inference_mode()
     def replay(
@@ -117,17 +119,18 @@ class JacobiDecoder:
         chosen = check_seeds(prompts, seeds)
         check_given(tokens, len(prompts), self.model)
         self.model.check_prompts(prompts)
-        return self._draw(prompts, chosen, given=tokens.to(self.model.device))
+        return self._draw(prompts, chosen, OTHERS, given=tokens.to(self.model.device))
 
     def _draw(
-        self, prompts: Sequence[str], seeds: list[int],
+        self, prompts: Sequence[str], seeds: list[int], others: tuple[str, ...],
         on_pass: Callable[[int, list[int]], None] | None = None, given: Tensor | None = None,
     ) -> DecodeResult:  # fmt: skip
         timer = PhaseTimer(self.model.device)
         noise = Noise(torch.tensor(seeds, device=self.model.device), self.model.num_codes)
         with timer("preview"):
             preview = self._preview(prompts, noise)
-        rows, number = self._decode(prompts, noise, timer, preview, on_pass, given)
+        others = others or self._others
+        rows, number = self._decode(prompts, noise, timer, others, preview, on_pass, given)
         before = [0] * len(seeds) if preview is None else preview.passes.tolist()
         return DecodeResult(
             tokens=rows.tokens[:, :-1].cpu(),
@@ -138,18 +141,19 @@ class JacobiDecoder:
             config=self.config,
             **self._record,
             model=self.model,
-            others={} if given is None else rows.to_others(),
+            others=rows.to_others() if others == OTHERS else {},
         )
 
     def _decode(
-        self, prompts: Sequence[str], noise: Noise, timer: PhaseTimer, preview: Rows | None = None,
-        on_pass: Callable[[int, list[int]], None] | None = None, given: Tensor | None = None,
+        self, prompts: Sequence[str], noise: Noise, timer: PhaseTimer, others: tuple[str, ...],
+        preview: Rows | None = None, on_pass: Callable[[int, list[int]], None] | None = None,
+        given: Tensor | None = None,
     ) -> tuple[Rows, int]:  # fmt: skip
         """The finished rows, and the passes of the batch."""
         guided, window = self.config.guidance_scale != 1, self.config.window
         with timer("prefill"):
             state = self.model.prefill(prompts, guided, window)
-        rows = self._start(noise, given)
+        rows = self._start(noise, others, given)
         risk, codes = self.policy.risk, (self._code_of_slot, self._codes_before)
         guide = RiskGuide(risk, self.model, prompts, preview, *codes) if risk else None
         number, done = 0, [0]
@@ -166,13 +170,13 @@ class JacobiDecoder:
                 on_pass(number, done)
         return rows, number
 
-    def _start(self, noise: Noise, given: Tensor | None) -> Rows:
+    def _start(self, noise: Noise, others: tuple[str, ...], given: Tensor | None) -> Rows:
         grid, drafts = self.model.grid, self.config.window - 1
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         keep = Keep(
             laws=self.draft.start.startswith("sample"),
             risk=self.policy.risk is not None,
-            others=self._others if given is None else OTHERS,
+            others=others,
         )
         rows = Rows.empty(noise, drafts, grid[0] * grid[1], dtype, keep)
         rows.given = given
@@ -207,5 +211,5 @@ class JacobiDecoder:
             return None
         config = replace(self.config, tv_budget=None, spent_tv="estimate")
         decoder = JacobiDecoder(self.model, PREVIEW_POLICY, Gumbel(), config)
-        decoder._others = self._others
-        return decoder._decode(prompts, noise.derived(), PhaseTimer(self.model.device))[0]
+        timer = PhaseTimer(self.model.device)
+        return decoder._decode(prompts, noise.derived(), timer, self._others)[0]

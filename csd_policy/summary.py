@@ -12,6 +12,7 @@ from csd_policy.policies import AcceptancePolicy
 
 Row = dict[str, Any]
 COMPRESSION, SECONDS = "accept/compression", "speed/seconds_per_image"
+DAMAGE = "quality/damage"
 GAP, PEAK = "quality/log_likelihood_gap", "memory/peak_bytes"
 METRICS = {  # key in the files and in wandb: title, digits, and where an image's row has it
     "accept/forward_passes": ("passes", 1, "forward_passes"),
@@ -21,6 +22,7 @@ METRICS = {  # key in the files and in wandb: title, digits, and where an image'
     "quality/spent_tv": ("spent TV", 3, "spent_tv"),
     "quality/log_likelihood": ("log-likelihood", 3, "log_likelihood"),
     GAP: ("gap to AR", 3, "log_likelihood"),
+    DAMAGE: ("damage", 3, "damage"),
 }
 SETTINGS = ("model", "model_options", "policy", "draft", "decode")  # in each image's row
 PARTS = ("forward", "verification", "rest")  # of the time; the prefill counts as rest
@@ -46,6 +48,8 @@ def summarise(
             seconds = [row["seconds"]["total"] for row in rows]
             batches = [seconds[i : i + size] for i in range(0, len(seconds), size)]
             interval = bootstrap_interval(batches)
+        elif name not in rows[0]:
+            continue  # damage, if it was not asked for
         elif key not in (COMPRESSION, GAP):
             interval = bootstrap_interval(by_prompt(rows, name))
         elif reference is None:
@@ -76,14 +80,15 @@ def by_prompt(rows: list[Row], name: str) -> list[list[float]]:
 
 def table_cells(table: list[Row]) -> tuple[list[str], list[list[str]]]:
     """Head and cells of the table for readers."""
-    head = ["method", "W", *(title for title, _, _ in METRICS.values())]
+    shown = {k: v for k, v in METRICS.items() if k != DAMAGE or any(k in line for line in table)}
+    head = ["method", "W", *(title for title, _, _ in shown.values())]
     place = head.index("s per image") + 1
     head[place:place] = ["share of time", "peak GB"]
     cells = []
     for line in table:
         found = [
             Interval(**line[key]).text(digits) if key in line else "-"
-            for key, (_, digits, _) in METRICS.items()
+            for key, (_, digits, _) in shown.items()
         ]
         shares = " / ".join(f"{line[f'speed/share_{part}']:.0%}" for part in PARTS)
         peak = gigabytes(line[PEAK]) if PEAK in line else "-"

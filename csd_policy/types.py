@@ -134,10 +134,10 @@ class DecodeResult:
         prompts, seeds: what was asked for, one per image.
         config: the settings used, the model's defaults filled in.
         policy, draft: what decided, as text that makes them again.
-        others: after a replay, codes that could have been committed instead, int64 ``[B, N]`` each,
-            on the CPU: ``alternative``, another draw from the law of the draft that was verified;
-            ``correction``, what the exact rule commits where it rejects that draft. Where there was
-            no draft (a bonus), both are draws from the target's law.
+        others: if asked for, and after a replay, codes that could have been committed instead,
+            int64 ``[B, N]`` each, on the CPU: ``alternative``, another draw from the law of the
+            draft that was verified; ``correction``, what the exact rule commits where it rejects
+            that draft. Where there was no draft (a bonus), both are draws from the target's law.
     """
 
     tokens: Tensor

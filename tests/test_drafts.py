@@ -101,7 +101,7 @@ def test_starts_give_a_one_hot_law_or_the_uniform_one() -> None:
     model = TableModel(random_table(0, 6, 3), grid=(2, 3))
     for start in STARTS:
         decoder = JacobiDecoder(model, Exact(), Gumbel(start), DecodeConfig(window=4))
-        rows = decoder._start(Noise(torch.arange(5), 3))
+        rows = decoder._start(Noise(torch.arange(5), 3), others=(), given=None)
         assert rows.fresh.all()
         if start == "uniform":
             assert torch.allclose(rows.p, torch.full_like(rows.p, 1 / 3))
@@ -116,7 +116,7 @@ def test_the_loop_copies_from_what_it_knows(start: Start) -> None:
     model = TableModel(random_table(0, 24, 5), grid=(4, 6), row_ends=True)
     decoder = JacobiDecoder(model, Exact(), Gumbel(start), DecodeConfig(window=5))
     noise, timer = Noise(torch.arange(30), 5), PhaseTimer(model.device)
-    rows, copied = decoder._start(noise), 0
+    rows, copied = decoder._start(noise, others=(), given=None), 0
     while int(rows.done.min()) < 28:
         decoder._step(1, rows, noise, timer)
         for row in range(30):
