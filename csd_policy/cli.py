@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from csd_policy.arguments import class_names, join_repeated, make_parser, name_class, parse
@@ -123,23 +124,27 @@ def bench(args: Sequence[str]) -> None:
 
 
 def study(args: Sequence[str]) -> None:
-    """Study what predicts where an error is seen (study risk)."""
+    """Study where an error is seen and what it costs (study risk)."""
     from csd_policy.comparison import read_prompts
-    from csd_policy.study.risk import RiskStudy
-    from csd_policy.study.risk import run as run_risk
 
-    if not args or args[0] not in ("risk", "-h", "--help"):
-        raise ValueError(f"study is {args[0] if args else 'not named'!r}, expected risk")
-    parser = make_parser("study risk", RiskStudy.__doc__)
-    parser.add_class_arguments(RiskStudy, as_group=False)
-    parser.add_argument(
-        "--prompt_file", type=str, help="text file, one prompt a line, in the place of prompts"
-    )
-    words = [word for i, word in enumerate(args) if i or word != "risk"]
+    name, words = (args[0], args[1:]) if args else (None, [])
+    if name in ("-h", "--help"):
+        show("\n".join(f"csd-policy study {n} --help" for n in STUDIES))
+        return
+    if name not in STUDIES:
+        raise ValueError(f"study is {name!r}, expected one of {', '.join(STUDIES)}")
+    module = import_module(f"csd_policy.study.{name}")
+    settings = getattr(module, STUDIES[name])
+    parser = make_parser(f"study {name}", settings.__doc__)
+    parser.add_class_arguments(settings, as_group=False)
+    if reads_prompts := "prompts" in inspect.signature(settings).parameters:
+        parser.add_argument(
+            "--prompt_file", type=str, help="text file, one prompt a line, in the place of prompts"
+        )
     values = parse(parser, join_repeated(words, "--prompts"))
-    if (file := values.pop("prompt_file")) is not None:
+    if reads_prompts and (file := values.pop("prompt_file")) is not None:
         values["prompts"] = read_prompts(Path(file))
-    show(run_risk(RiskStudy(**values)))
+    show(module.run(settings(**values)))
 
 
 def train(args: Sequence[str]) -> None:
@@ -177,6 +182,7 @@ def list_(args: Sequence[str]) -> None:
     show("\n" + text_table(("model", "what it is"), rows))
 
 
+STUDIES = {"risk": "RiskStudy"}  # module of csd_policy.study: the class of its settings
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate,
     "compare": compare,

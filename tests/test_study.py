@@ -202,8 +202,8 @@ def test_the_study_writes_its_files_and_resumes(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "study is 'not named', expected risk"),
-        (["x"], "study is 'x', expected risk"),
+        ([], "study is None, expected one of risk"),
+        (["x"], "study is 'x', expected one of risk"),
         (["risk", "--maps", "{}"], "expected one of them"),
         (["risk", "--maps", "{}", "--prompts", "a", "--window", "1"], "window is 1, expected 2"),
         (["risk", "--maps", "{}", "--prompts", "a", "--domains", "{a: '('}"], "no pattern"),
