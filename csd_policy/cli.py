@@ -182,7 +182,10 @@ def list_(args: Sequence[str]) -> None:
     show("\n" + text_table(("model", "what it is"), rows))
 
 
-STUDIES = {"risk": "RiskStudy"}  # module of csd_policy.study: the class of its settings
+STUDIES = {  # module of csd_policy.study: the class of its settings
+    "risk": "RiskStudy",
+    "matched": "MatchedStudy",
+}
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate,
     "compare": compare,

@@ -1,6 +1,6 @@
 """Plots of a study: statistics with intervals, and maps over pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from csd_policy.figures import INK
 from csd_policy.models import ImageTokenModel
 from csd_policy.study.analysis import FOREGROUND, WHOLE, Row
+from csd_policy.study.curves import HARMS, Means
 from csd_policy.study.risk import PictureSet
 
 if TYPE_CHECKING:
@@ -85,4 +86,36 @@ def heat_figure(model: ImageTokenModel, pictures: PictureSet) -> "Figure":
             axes.set_yticks([])
     for axes, title in zip(panels[0], ["picture", *names], strict=True):
         axes.set_title(title, fontsize=9, color=INK)
+    return figure
+
+
+def matched_figure(
+    means: Mapping[str, Means], names: Sequence[str], families: Mapping[str, Sequence[str]]
+) -> "Figure":
+    """A panel for each measure of harm: harm against passes, a line for each family.
+
+    Marks have 95 % intervals; ``means`` are of the methods in ``names``, see ``resample``.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.2 * len(means) + 1.8, 5.6), dpi=130, layout="constrained")
+    panels: Any = figure.subplots(1, len(means), squeeze=False)
+    for axes, (measure, found) in zip(panels[0], means.items(), strict=True):
+        bounds = [np.quantile(v[:-1], [0.025, 0.975], axis=0) for v in found]
+        for i, (family, methods) in enumerate(families.items()):
+            at = [names.index(name) for name in methods]
+            x, y = found.passes[-1, at], found.harm[-1, at]
+            errors = [
+                np.abs(value - bound[:, at]) for value, bound in zip((x, y), bounds, strict=True)
+            ]
+            axes.errorbar(
+                x, y, yerr=errors[1], xerr=errors[0], marker="os^Dv"[i % 5], markersize=5,
+                linewidth=1.2, elinewidth=0.7, label=family, color=colormaps["tab10"](i % 10),
+            )  # fmt: skip
+        axes.set_xlabel("forward passes per picture")
+        axes.set_ylabel(f"{HARMS[measure]} per picture")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     return figure
