@@ -168,14 +168,14 @@ def test_a_checkpoint_of_vit_b_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
     [
-        (None, "checkpoint is None, expected a file"),
+        ("", "holds no small SAM"),
         ("nowhere.pth", "nowhere.pth is no file, expected published weights"),
         ("other.pth", "other.pth lacks image_encoder"),
     ],
 )
-def test_missing_weights_are_named(checkpoint: str | None, message: str, tmp_path: Path) -> None:
+def test_missing_weights_are_named(checkpoint: str, message: str, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "other.pth")
-    path = checkpoint and str(tmp_path / checkpoint)
+    path = str(tmp_path / checkpoint)
     with pytest.raises(ValueError, match=message):
         SegmentAnything(path).segment(disc()[0])
     with pytest.raises(ValueError, match=message):  # before anything is drawn

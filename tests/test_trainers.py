@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 
 import trainers.data
 from csd_policy.models.vq import VQAutoencoder, VQConfig
+from csd_policy.risk.small_sam import load_small_sam
 from trainers import evaluate_prior
 from trainers.classifier import (
     Classifier,
@@ -34,6 +35,7 @@ from trainers.classifier import (
 from trainers.cli import main
 from trainers.data import EncodedScenes, SceneDataset, ScenePixels, pixels_of, to_pixels
 from trainers.prior import PriorTraining, build_model, build_tokenizer, export_prior
+from trainers.sam import SamTraining
 from trainers.scenes import SceneGenerator, caption_words, object_kinds
 from trainers.schedules import warmup_then_cosine, warmup_then_linear
 from trainers.vq import VQTraining, export_vq, gradient_l1
@@ -548,12 +550,22 @@ def test_missing_and_wrong_classifier(tmp_path: Path) -> None:
         load_classifier(tmp_path)
 
 
+def test_sam_run_and_export(tmp_path: Path) -> None:
+    checkpoints = fit("emoji_sam.yaml", tmp_path)
+    state = read(checkpoints / "last.ckpt")["state_dict"]
+    for name, value in load_small_sam(tmp_path / "export").state_dict().items():
+        assert torch.equal(value, state[f"sam.{name}"].half().float())
+    text = (tmp_path / "logs" / "version_0" / "metrics.csv").read_text()
+    assert "validation/iou_click" in text and "validation/iou_box" in text
+
+
 # --- resuming ---
 
 RESUMED = {
     "vq": (VQTraining, ["--model.dead_below=0.98"]),
     "prior": (PriorTraining, []),
     "classifier": (ClassifierTraining, []),
+    "sam": (SamTraining, []),
 }
 
 

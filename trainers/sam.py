@@ -1,11 +1,9 @@
 """Training of the small SAM: clicks and boxes on the exact masks of emoji scenes."""
 
-import zlib
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,58 +11,10 @@ from torch.utils.data import DataLoader
 
 from csd_policy.risk.small_sam import SmallSamConfig, build_small_sam, save_small_sam
 from trainers.data import SceneDataset
-from trainers.scenes import SIZE, Scene, SceneGenerator
+from trainers.sam_losses import dice_loss, focal_loss, intersection_over_union
+from trainers.sam_prompts import BOXES, CLICKS, EMPTY_CLICKS, Batch, prompts_of
+from trainers.scenes import SceneGenerator
 from trainers.schedules import warmup_then_linear
-
-CLICKS, EMPTY_CLICKS, BOXES = 3, 1, 2  # of each scene: on objects, beside them, around them
-JITTER = 0.1  # standard deviation of a box's sides, as a share of its extent
-Batch = dict[str, Tensor]
-
-
-def object_masks(scene: Scene) -> np.ndarray:
-    """The mask of each object, bool ``[objects, 96, 96]``; boxes of objects do not overlap."""
-    masks = np.zeros((len(scene.objects), SIZE, SIZE), dtype=bool)
-    for mask, thing in zip(masks, scene.objects, strict=True):
-        left, top, right, bottom = thing.box
-        window = np.s_[top:bottom, left:right]
-        mask[window] = scene.mask[window]
-    return masks
-
-
-def prompts_of(scene: Scene) -> Batch:
-    """A scene with prompts, drawn by a generator that the picture seeds.
-
-    Returns:
-        ``image`` uint8 ``[3, 96, 96]``; ``points`` fp32 ``[CLICKS + EMPTY_CLICKS, 2]`` (x, y) and
-        ``boxes`` fp32 ``[BOXES, 4]``, in pixels; ``masks`` bool ``[prompts, 96, 96]``, of the
-        points first; those of a click beside the objects are empty.
-    """
-    rng = np.random.default_rng(zlib.crc32(scene.image.tobytes()))
-    masks = object_masks(scene)
-    which = rng.integers(len(masks), size=CLICKS + BOXES)
-    points = [_pixel(rng, masks[i]) for i in which[:CLICKS]]
-    points += [_pixel(rng, ~scene.mask) for _ in range(EMPTY_CLICKS)]
-    boxes = []
-    for i in which[CLICKS:]:
-        box = np.array(scene.objects[i].box, dtype=float)
-        extent = np.tile(box[2:] - box[:2], 2)
-        noise = (rng.standard_normal(4) * JITTER * extent).clip(-6, 6)
-        boxes.append((box + noise).clip(0, SIZE))
-    empty = np.zeros((EMPTY_CLICKS, SIZE, SIZE), dtype=bool)
-    return {
-        "image": torch.from_numpy(scene.image).permute(2, 0, 1),
-        "points": torch.tensor(np.array(points), dtype=torch.float32),
-        "boxes": torch.tensor(np.array(boxes), dtype=torch.float32),
-        "masks": torch.from_numpy(
-            np.concatenate([masks[which[:CLICKS]], empty, masks[which[CLICKS:]]])
-        ),
-    }
-
-
-def _pixel(rng: np.random.Generator, mask: np.ndarray) -> tuple[float, float]:
-    rows, columns = mask.nonzero()
-    i = int(rng.integers(len(rows)))
-    return float(columns[i]) + 0.5, float(rows[i]) + 0.5
 
 
 class ScenePrompts(L.LightningDataModule):
@@ -216,24 +166,3 @@ class SamTraining(L.LightningModule):
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_linear(100, steps))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-def focal_loss(logits: Tensor, truth: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """Mean over the picture (Lin et al. 2017, arXiv 1708.02002), of logits ``[..., H, W]``."""
-    plain = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
-    wrong = -torch.expm1(-plain)  # 1 - probability of the truth
-    weight = alpha * truth + (1 - alpha) * (1 - truth)
-    return (weight * wrong**gamma * plain).mean((-2, -1))
-
-
-def dice_loss(logits: Tensor, truth: Tensor) -> Tensor:
-    """1 - dice, of logits ``[..., H, W]``."""
-    share = logits.sigmoid()
-    both, all_ = (share * truth).sum((-2, -1)), share.sum((-2, -1)) + truth.sum((-2, -1))
-    return 1 - (2 * both + 1) / (all_ + 1)
-
-
-def intersection_over_union(found: Tensor, truth: Tensor) -> Tensor:
-    """Of masks, bool ``[..., H, W]``; 0 where both are empty."""
-    both = (found & truth).sum((-2, -1))
-    return both / (found | truth).sum((-2, -1)).clamp(min=1)

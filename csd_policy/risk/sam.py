@@ -11,17 +11,33 @@ import numpy.typing as npt
 import torch
 
 from csd_policy.risk.segmenters import Masks, Picture, Segmenter, missing
+from csd_policy.risk.small_sam import load_small_sam
+
+PUBLISHED = {
+    "points_per_side": 16,  # for pictures of few pixels; segment-anything's own is 32
+    "pred_iou_thresh": 0.88,
+    "stability_score_thresh": 0.95,
+}
+SMALL = {  # found on validation scenes, see weights/small_sam/README.md
+    "points_per_side": 16,
+    "pred_iou_thresh": 0.75,
+    "stability_score_thresh": 0.0,
+    "box_nms_thresh": 0.5,
+}
 
 
 class SegmentAnything(Segmenter):
     """Masks of ``SamAutomaticMaskGenerator`` (Kirillov et al. 2023, arXiv 2304.02643).
 
+    Without a checkpoint the network is the package's own small one, trained on emoji scenes.
+
     Args:
-        checkpoint: a file of segment-anything's weights.
-        model_type: of the checkpoint, a key of ``segment_anything.sam_model_registry``.
-        points_per_side: of the grid of point prompts, 1 or more.
-        pred_iou_thresh: least quality that SAM itself predicts of a mask it gives.
-        stability_score_thresh: least stability of a mask under another cutoff.
+        checkpoint: a file of segment-anything's weights, or a folder with a small SAM (what
+            configs/train/emoji_sam.yaml exports); None is the shipped one.
+        model_type: of a file, a key of ``segment_anything.sam_model_registry``.
+        points_per_side: of the grid of point prompts, 1 or more; None is what suits the network.
+        pred_iou_thresh: least quality that SAM itself predicts of a mask it gives; likewise.
+        stability_score_thresh: least stability of a mask under another cutoff; likewise.
 
     Raises:
         ValueError: there is no such file, it does not hold these weights, or is no safe file.
@@ -31,11 +47,11 @@ class SegmentAnything(Segmenter):
         self,
         checkpoint: str | None = None,
         model_type: Literal["vit_b", "vit_l", "vit_h"] = "vit_b",
-        points_per_side: int = 16,
-        pred_iou_thresh: float = 0.88,
-        stability_score_thresh: float = 0.95,
+        points_per_side: int | None = None,
+        pred_iou_thresh: float | None = None,
+        stability_score_thresh: float | None = None,
     ) -> None:
-        if points_per_side < 1:
+        if points_per_side is not None and points_per_side < 1:
             raise ValueError(f"points_per_side is {points_per_side!r}, expected 1 or more")
         self.checkpoint, self.model_type = checkpoint, model_type
         self.points_per_side = points_per_side
@@ -45,30 +61,40 @@ class SegmentAnything(Segmenter):
     def load(self) -> None:
         _ = self._generator
 
+    def settings(self) -> dict[str, float]:
+        """Arguments of the mask generator: those given, and what suits the network."""
+        small = self.checkpoint is None or Path(self.checkpoint).is_dir()
+        usual = SMALL if small else PUBLISHED
+        given = {name: getattr(self, name, None) for name in usual}
+        return {name: usual[name] if value is None else value for name, value in given.items()}
+
+    @property
+    def predictor(self) -> Any:
+        """A ``segment_anything.SamPredictor`` of the network, for prompts of one's own."""
+        return self._generator.predictor
+
     @cached_property
     def _generator(self) -> Any:
         try:
             from segment_anything import SamAutomaticMaskGenerator
         except ModuleNotFoundError as error:
             raise missing("segment-anything", "SegmentAnything") from error
-        return SamAutomaticMaskGenerator(
-            self._load().to(self.device).eval(),
-            points_per_side=self.points_per_side,
-            pred_iou_thresh=self.pred_iou_thresh,
-            stability_score_thresh=self.stability_score_thresh,
-        )
+        return SamAutomaticMaskGenerator(self._load().to(self.device).eval(), **self.settings())
 
     def _load(self) -> Any:
+        if self.checkpoint is None:
+            return load_small_sam()
+        path = Path(self.checkpoint)
+        return load_small_sam(path) if path.is_dir() else self._load_published(path)
+
+    def _load_published(self, path: Path) -> Any:
         from segment_anything import sam_model_registry
 
         from csd_policy.models.published import check_names, read_weights
 
-        if self.checkpoint is None:
-            raise ValueError("checkpoint is None, expected a file of segment-anything's weights")
         if self.model_type not in sam_model_registry:
             known = ", ".join(sam_model_registry)
             raise ValueError(f"model_type is {self.model_type!r}, expected one of {known}")
-        path = Path(self.checkpoint)
         weights = read_weights(path, re.compile("(?!)"))
         sam = sam_model_registry[self.model_type]()
         check_names(weights, sam.state_dict(), path)
