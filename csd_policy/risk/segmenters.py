@@ -1,6 +1,7 @@
 """Masks of the things in a picture: what a segmenter is, and a classical method."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +55,21 @@ class Felzenszwalb(Segmenter):
         self.load()
         from skimage.segmentation import felzenszwalb
 
-        labels = felzenszwalb(picture, self.scale, self.sigma, self.min_size)
-        edge = np.concatenate([labels[0], labels[-1], labels[1:-1, 0], labels[1:-1, -1]])
-        share = np.bincount(edge, minlength=labels.max() + 1) / len(edge)
-        things = [label for label in np.unique(labels) if share[label] < BACKGROUND_SHARE]
-        none = np.zeros((0, *labels.shape), dtype=bool)
-        return np.stack([labels == label for label in things]) if things else none
+        return things(felzenszwalb(picture, self.scale, self.sigma, self.min_size))
+
+
+def things(labels: npt.NDArray[np.integer[Any]]) -> Masks:
+    """Masks bool ``[M, H, W]`` of the regions that are no background.
+
+    Args:
+        labels: of the regions, whole numbers of 0 or more, ``[H, W]``; a region that holds at least
+            ``BACKGROUND_SHARE`` of the picture's edge is background.
+    """
+    edge = np.concatenate([labels[0], labels[-1], labels[1:-1, 0], labels[1:-1, -1]])
+    share = np.bincount(edge, minlength=labels.max() + 1) / len(edge)
+    found = [label for label in np.unique(labels) if share[label] < BACKGROUND_SHARE]
+    none = np.zeros((0, *labels.shape), dtype=bool)
+    return np.stack([labels == label for label in found]) if found else none
 
 
 def missing(package: str, what: str) -> ModuleNotFoundError:
