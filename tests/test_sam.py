@@ -90,7 +90,7 @@ def test_missing_and_broken_files_name_the_folder(
     folder = tmp_path / "small"
     save_small_sam(tiny_sam(), TINY, folder)
     spoil(folder / name)
-    with pytest.raises(ValueError, match=f"small holds no small SAM: .*({message})"):
+    with pytest.raises(ValueError, match=f"(?s)small holds no small SAM: .*({message})"):
         SegmentAnything(str(folder)).load()
 
 

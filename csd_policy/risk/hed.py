@@ -146,10 +146,10 @@ class HedWatershed(Segmenter):
         from skimage.segmentation import watershed
 
         edges = self.edges(picture).cpu().numpy()
-        seeds = label(edges < self.threshold, connectivity=1)
+        seeds = label(edges < self.threshold, connectivity=1)  # type: ignore[no-untyped-call]
         small = np.bincount(seeds.ravel()) < self.min_area * seeds.size
         seeds[small[seeds]] = 0
-        regions = torch.from_numpy(watershed(edges, seeds)).float()
+        regions = torch.from_numpy(watershed(edges, seeds)).float()  # type: ignore[no-untyped-call]
         back = F.interpolate(regions[None, None], picture.shape[:2], mode="nearest-exact")[0, 0]
         return things(back.long().numpy())
 

@@ -5,6 +5,7 @@ section 3.8): each resample gives every picture a whole weight, and the statisti
 weights, as if a value were there several times.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -91,5 +92,7 @@ def associate(
         found[i] = spearman(x, y, weights), auroc(x, positive, weights)
     whole = np.ones(len(predictor))
     values = spearman(x, y, whole), auroc(x, positive, whole)
-    bounds = np.nanquantile(found, [0.025, 0.975], axis=0)
+    with warnings.catch_warnings():  # numpy's, on a predictor of one value: NaN
+        warnings.simplefilter("ignore", RuntimeWarning)
+        bounds = np.nanquantile(found, [0.025, 0.975], axis=0)
     return Association(*(Interval(v, *b) for v, b in zip(values, bounds.T.tolist(), strict=True)))
