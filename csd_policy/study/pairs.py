@@ -10,6 +10,7 @@ from torch import Tensor
 from csd_policy.counterfactual import replacement_costs
 from csd_policy.decoder import JacobiDecoder
 from csd_policy.models.base import ImageTokenModel
+from csd_policy.risk.codebook import nearest_rows
 from csd_policy.study.measure import choose
 from csd_policy.trace import BONUS
 from csd_policy.types import DecodeResult
@@ -76,7 +77,8 @@ def draw_pairs(
     model, seeds = decoder.model, [seed + number for number in pictures]
     result = decoder.generate(prompts, seeds, others=True)
     position = choose(result.trace.how != BONUS, seeds, places)
-    near = nearest_codes(model, min(NEIGHBOURS, model.num_codes - 1))
+    assert model.codebook is not None
+    near = nearest_rows(model.codebook.float(), NEIGHBOURS).cpu()
     parts = []
     for i, number in enumerate(pictures):
         generator = torch.Generator().manual_seed(seeds[i])
@@ -93,14 +95,6 @@ def draw_pairs(
                 Pairs(torch.full((count,), number), at, *pair, kind, costs.whole, costs.around)
             )
     return Pairs.join(parts)
-
-
-def nearest_codes(model: ImageTokenModel, count: int) -> Tensor:
-    """The nearest other codes of each in the codebook, int64 ``[V, count]`` on the CPU."""
-    assert model.codebook is not None
-    vectors = model.codebook.float().cpu()
-    distance = torch.cdist(vectors, vectors).fill_diagonal_(torch.inf)
-    return distance.topk(count, largest=False).indices
 
 
 def _codes_of_place(
