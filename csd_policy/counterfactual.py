@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from csd_policy.models.base import ImageTokenModel
+from csd_policy.risk.lpips import Features
 from csd_policy.risk.perceptual import to_pixels
 
 
@@ -35,14 +36,15 @@ def replacement_costs(
 ) -> Costs:
     """How much the picture changes to the eye when one of its codes is another one.
 
-    Everything else is equal; in the pair, either code stands in the same picture.
+    Everything else is equal; in the pair, either code stands in the same picture. Equal pictures of
+    a batch are decoded once, so that pairs of few codes at one place cost little.
 
     Args:
         metric: spatial LPIPS on the model's device, see ``csd_policy.risk.lpips.load_lpips``.
         tokens: the pictures' codes, int64 ``[M, N]``.
         position: code number in each picture, int64 ``[M]``, in [0, N).
         codes: the two codes to compare there, int64 ``[M]`` each.
-        batch_size: pairs decoded at once, 1 or more.
+        batch_size: pairs measured at once, 1 or more.
         reach: places around the code that count as its neighbours, 0 or more.
 
     Raises:
@@ -60,7 +62,10 @@ def replacement_costs(
             tokens[part].to(model.device).scatter(1, place, code[part, None].to(model.device))
             for code in codes
         ]
-        seen = metric(*(to_pixels(model, picture) for picture in pair))
+        pictures, number = torch.unique(torch.cat(pair), dim=0, return_inverse=True)
+        features = Features.of(metric, to_pixels(model, pictures))
+        one, other = (features[rows] for rows in number.chunk(2))
+        seen = one.distance(metric, other)
         by_code = F.adaptive_avg_pool2d(seen, model.grid).clamp(min=0)
         near = F.avg_pool2d(by_code, 2 * reach + 1, 1, reach, count_include_pad=False)
         whole.append(by_code.flatten(1).mean(1).cpu())

@@ -10,8 +10,7 @@ from csd_policy.candidates import Candidates
 from csd_policy.models.base import ImageTokenModel
 from csd_policy.policies.base import AcceptancePolicy, check_range
 from csd_policy.policies.codebook import bound_to, codebook_of, on_support
-
-_BLOCK = 1024  # codes whose distances to all others are held at once
+from csd_policy.risk.codebook import nearest_rows, table_of
 
 
 class LANTERN(AcceptancePolicy):
@@ -21,43 +20,49 @@ class LANTERN(AcceptancePolicy):
     x, nearest first, as long as it stays within ``delta``. LANTERN, arXiv 2410.03355, equation 4
     and its TV bound; ``multiplicative`` bounds it by (delta - 1) q(x), LANTERN++ (arXiv
     2502.06352). There with a trained drafter; here a rule on Jacobi drafts, with the residual that
-    fits it (the released code zeroes the neighbours in two contradicting ways).
+    fits it (the released code zeroes the neighbours in two contradicting ways). As published,
+    nearness is the Euclidean distance of the codebook's vectors; ``table`` puts a measured
+    perceptual distance in its place.
 
     Args:
         k: neighbours looked at, 0 or more; 1000 in LANTERN, 5 to 10 in LANTERN++.
         delta: the bound, in [0, 1]; 0.1 in LANTERN. With ``multiplicative`` 1 or more; 5 to 20 in
             LANTERN++.
         multiplicative: whether ``delta`` is a factor of q(x).
+        table: which codes are near: a file of ``csd-policy study codebook``, or the name of a
+            shipped model; None is the codebook itself.
 
     Example:
         >>> LANTERN()
-        LANTERN(k=1000, delta=0.1, multiplicative=False)
+        LANTERN(k=1000, delta=0.1, multiplicative=False, table=None)
     """
 
     costly = True
     exact_at = {"k": 0}
     strength = "delta"
 
-    def __init__(self, k: int = 1000, delta: float = 0.1, multiplicative: bool = False) -> None:
+    def __init__(
+        self,
+        k: int = 1000,
+        delta: float = 0.1,
+        multiplicative: bool = False,
+        table: str | None = None,
+    ) -> None:
         check_range("k", k, 0)
         if multiplicative:
             check_range("delta", delta, 1)
         else:
             check_range("delta", delta, 0, 1)
-        self.k, self.delta, self.multiplicative = k, delta, multiplicative
+        if table is not None and not (isinstance(table, str) and table):
+            raise ValueError(f"table is {table!r}, expected a file, a shipped model, or None")
+        self.k, self.delta, self.multiplicative, self.table = k, delta, multiplicative, table
         self._neighbours: Tensor | None = None
 
     def bind(self, model: ImageTokenModel) -> Self:
         codes, bound = codebook_of(model, self), copy.copy(self)
         nearest = min(self.k, len(codes) - 1)
-        rows = []
-        for i, part in enumerate(codes.split(_BLOCK)):
-            distance = torch.cdist(part, codes)
-            own = _BLOCK * i + torch.arange(len(part), device=codes.device)
-            distance.scatter_(1, own[:, None], -1.0)  # the code itself comes first
-            order = distance.sort(dim=-1, stable=True).indices
-            rows.append(order[:, 1 : nearest + 1].contiguous())
-        bound._neighbours = torch.cat(rows)
+        near = codes if self.table is None else table_of(self.table, model).vectors
+        bound._neighbours = nearest_rows(near, nearest)
         return bound
 
     def accept_prob(self, c: Candidates) -> Tensor:

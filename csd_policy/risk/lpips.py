@@ -10,6 +10,7 @@ import importlib.util
 import pickle
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +59,50 @@ def load_lpips(net: Net = "alex", trunk: str | None = None, spatial: bool = True
     if trunk != RANDOM:
         _fill(metric.net, *_find_trunk(net, trunk))
     return metric.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Features:
+    """What LPIPS compares: unit vectors ``[B, C, h, w]`` of each layer of the trunk.
+
+    ``size`` is (H, W) of the pictures. Computed once, they are compared with many others.
+    """
+
+    layers: tuple[Tensor, ...]
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, metric: Any, pictures: Tensor) -> "Features":
+        """Of pictures in [-1, 1], fp32 ``[B, 3, H, W]``, for a metric of ``load_lpips``."""
+        import lpips
+
+        found = metric.net.forward(metric.scaling_layer(pictures))
+        layers = tuple(lpips.normalize_tensor(layer) for layer in found)
+        return cls(layers, (pictures.shape[2], pictures.shape[3]))
+
+    def __getitem__(self, rows: Tensor) -> "Features":
+        """The pictures of these numbers, int64 ``[m]``."""
+        return Features(tuple(layer[rows] for layer in self.layers), self.size)
+
+    def distance(self, metric: Any, others: "Features") -> Tensor:
+        """``metric`` of the pictures and others, one to one: ``[B, 1, H, W]``, or one value each.
+
+        Raises:
+            ValueError: the pictures have other sizes.
+        """
+        import lpips
+
+        if self.size != others.size:
+            raise ValueError(f"pictures have {self.size} and {others.size} pixels, expected equal")
+        found = []
+        for head, a, b in zip(metric.lins, self.layers, others.layers, strict=True):
+            weighted = head((a - b) ** 2)
+            found.append(
+                lpips.upsample(weighted, self.size)
+                if metric.spatial
+                else lpips.spatial_average(weighted, keepdim=True)
+            )
+        return torch.stack(found).sum(0)
 
 
 def _fill(trunk: nn.Module, weights: dict[str, Tensor], source: str) -> None:

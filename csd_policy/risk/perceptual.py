@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from csd_policy.risk.base import RiskMap, Source
 from csd_policy.risk.canvas import Canvas
-from csd_policy.risk.lpips import Net, load_lpips
+from csd_policy.risk.lpips import Features, Net, load_lpips
 
 if TYPE_CHECKING:
     from csd_policy.models.base import ImageTokenModel
@@ -76,14 +76,15 @@ class PerceptualRisk(RiskMap):
         if self._metric is None or canvas.alternatives is None:
             raise ValueError(f"{self!r} is not bound to a model, or the canvas has no alternatives")
         grid = canvas.model.grid
-        original = to_pixels(canvas.model, canvas.tokens)
+        original = Features.of(self._metric, to_pixels(canvas.model, canvas.tokens))
         found = torch.zeros(len(canvas.tokens), *grid, device=canvas.tokens.device)
         place = torch.arange(grid[0] * grid[1], device=canvas.tokens.device)
         row, column = place // grid[1] % self.stride, place % grid[1] % self.stride
         for group in range(self.stride**2):
             chosen = (row * self.stride + column == group).expand_as(canvas.tokens)
             changed = torch.where(chosen, canvas.alternatives, canvas.tokens)
-            seen = self._metric(original, to_pixels(canvas.model, changed))
+            others = Features.of(self._metric, to_pixels(canvas.model, changed))
+            seen = original.distance(self._metric, others)
             there = F.adaptive_avg_pool2d(seen, grid)[:, 0]
             found = torch.where(chosen.unflatten(1, grid), there, found)
         return found.clamp(min=0)
@@ -91,9 +92,18 @@ class PerceptualRisk(RiskMap):
 
 def to_pixels(model: "ImageTokenModel", tokens: Tensor) -> Tensor:
     """Pictures of codes ``[B, N]`` in [-1, 1], fp32 ``[B, 3, H, W]``; small codes are enlarged."""
+    return enlarge(decode_pixels(model, tokens), model.grid)
+
+
+def decode_pixels(model: "ImageTokenModel", tokens: Tensor) -> Tensor:
+    """Pictures of codes ``[B, N]`` in [-1, 1], fp32 ``[B, 3, H, W]``, as the model decodes them."""
     pictures = [np.array(image.convert("RGB")) for image in model.decode(tokens)]
     pixels = torch.from_numpy(np.stack(pictures)).to(tokens.device).permute(0, 3, 1, 2)
-    scaled = pixels.float() / 127.5 - 1
-    side = max(1, min(n // cells for n, cells in zip(scaled.shape[2:], model.grid, strict=True)))
-    factor = max(-(-CODE_PIXELS // side), -(-LEAST_PIXELS // min(scaled.shape[2:])))
-    return scaled if factor == 1 else F.interpolate(scaled, scale_factor=factor, mode="bilinear")
+    return pixels.float() / 127.5 - 1
+
+
+def enlarge(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    """``pixels`` ``[B, 3, H, W]``, enlarged if a place of the grid is too small for LPIPS."""
+    side = max(1, min(n // cells for n, cells in zip(pixels.shape[2:], grid, strict=True)))
+    factor = max(-(-CODE_PIXELS // side), -(-LEAST_PIXELS // min(pixels.shape[2:])))
+    return pixels if factor == 1 else F.interpolate(pixels, scale_factor=factor, mode="bilinear")
