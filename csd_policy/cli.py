@@ -185,6 +185,7 @@ def list_(args: Sequence[str]) -> None:
 STUDIES = {  # module of csd_policy.study: the class of its settings
     "risk": "RiskStudy",
     "matched": "MatchedStudy",
+    "codebook": "CodebookStudy",
 }
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "generate": generate,

@@ -318,7 +318,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "policy", "draft"),
     [
-        ("--policy LANTERN", "LANTERN(k=1000, delta=0.1, multiplicative=False, table=None)", "Independent"),
+        (
+            "--policy LANTERN",
+            "LANTERN(k=1000, delta=0.1, multiplicative=False, table=None)",
+            "Independent",
+        ),
         ("--policy EntropyOnly", "EntropyOnly(lam=0.02)", "Independent"),
         ("--policy CoolSD --draft Gumbel", "CoolSD(delta=1.1, nu=0.7, mu=0.0)", "Gumbel"),
         ("--policy.delta 0.5", repr(CSD(delta=0.5)), "Independent"),

@@ -159,11 +159,14 @@ def measure_pairs(study: CodebookStudy, model: ImageTokenModel, prompts: Sequenc
                 part = draw_pairs(
                     decoder, metric, texts, batch, study.seed, study.places, study.codes
                 )
-                tensors = part.to_tensors()
-                write_atomic(path, lambda partial, kept=tensors: save_file(kept, str(partial)))
+                _save(path, part)
             parts.append(part)
             step()
     return Pairs.join(parts)
+
+
+def _save(path: Path, part: Pairs) -> None:
+    write_atomic(path, lambda partial: save_file(part.to_tensors(), str(partial)))
 
 
 def _load(path: Path, batch: list[int]) -> Pairs | None:

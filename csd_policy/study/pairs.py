@@ -9,7 +9,6 @@ from torch import Tensor
 
 from csd_policy.counterfactual import replacement_costs
 from csd_policy.decoder import JacobiDecoder
-from csd_policy.models.base import ImageTokenModel
 from csd_policy.risk.codebook import nearest_rows
 from csd_policy.study.measure import choose
 from csd_policy.trace import BONUS
