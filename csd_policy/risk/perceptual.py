@@ -32,7 +32,8 @@ class PerceptualRisk(RiskMap):
         net: trunk of LPIPS, ``alex`` or ``vgg``.
         trunk: file of its weights, see ``csd_policy.risk.lpips.load_lpips``.
         stride: distance of the codes that are replaced together, 1 or more; 1 replaces all at once.
-        scale: LPIPS at which the risk is 0.63, above 0.
+        scale: LPIPS at which the risk is 0.63, above 0; the default is the upper quartile of what
+            the codes of the shipped model's pictures have.
         source: what the map sees, see ``RiskMap``.
         refresh: forward passes between two computations, 1 or more.
 
