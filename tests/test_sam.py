@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,8 +113,50 @@ def test_a_network_of_another_package_is_named(tmp_path: Path) -> None:
     path = str(tmp_path / "mobile_sam.pt")
     with pytest.raises(ValueError, match="mobile_sam.pt lacks .* unknown .*patch_embed.seq"):
         SegmentAnything(path).load()
-    with pytest.raises(ValueError, match="model_type is 'vit_t', expected one of .*vit_b"):
-        SegmentAnything(path, model_type="vit_t").load()  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="model_type is 'vit_x', expected one of .*vit_b"):
+        SegmentAnything(path, model_type="vit_x").load()  # type: ignore[arg-type]
+
+
+class Remembering(torch.nn.Module):
+    """Keeps a table of its weights from ``eval`` on, as MobileSAM's attention does."""
+
+    def __init__(self, sam: Any) -> None:
+        super().__init__()
+        self.inner = sam
+        self.eval()
+
+    def train(self, mode: bool = True) -> Any:
+        self.table = self.inner.mask_decoder.iou_token.weight.detach().clone()
+        return super().train(mode)
+
+
+def test_mobile_sam_is_used_by_its_own_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is a stub here: a tiny SAM, and a generator that keeps what it is given."""
+    stub = ModuleType("mobile_sam")
+    stub.sam_model_registry = {  # type: ignore[attr-defined]
+        "vit_t": lambda: Remembering(build_small_sam(TINY))
+    }
+    stub.SamAutomaticMaskGenerator = (  # type: ignore[attr-defined]
+        lambda sam, **settings: SimpleNamespace(
+            predictor=sam, settings=settings, generate=lambda picture: []
+        )
+    )
+    sam = Remembering(tiny_sam())
+    torch.save(sam.state_dict(), tmp_path / "mobile_sam.pt")
+    segmenter = SegmentAnything(str(tmp_path / "mobile_sam.pt"), model_type="vit_t")
+    monkeypatch.setitem(sys.modules, "mobile_sam", None)  # as if not installed
+    with pytest.raises(ModuleNotFoundError, match="'vit_t' needs mobile_sam.*pip install .*Mobile"):
+        segmenter.load()
+    monkeypatch.setitem(sys.modules, "mobile_sam", stub)
+    assert segmenter.segment(disc()[0]).shape == (0, 96, 96)
+    assert segmenter._generator.settings == PUBLISHED
+    assert segmenter.predictor.table.equal(sam.inner.mask_decoder.iou_token.weight)
+    assert not segmenter.predictor.training
+    torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="other.pt lacks .*unknown other"):
+        SegmentAnything(str(tmp_path / "other.pt"), model_type="vit_t").load()
 
 
 # --- training: the network in batches ---

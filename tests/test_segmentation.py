@@ -13,7 +13,8 @@ from flat_model import FlatModel
 from csd_policy import DecodeConfig, JacobiDecoder, load_model
 from csd_policy.policies import CSD, RiskGated
 from csd_policy.risk import SegmentationRisk
-from csd_policy.risk.sam import SegmentAnything, TransformersSam, read_masks
+from csd_policy.risk.mask_records import read_masks
+from csd_policy.risk.sam import SegmentAnything, TransformersSam
 from csd_policy.risk.segmenters import Felzenszwalb, Masks, Picture, Segmenter
 from csd_policy.testing import check_risk_map
 
@@ -163,6 +164,27 @@ def test_a_checkpoint_of_vit_b_is_read(tmp_path: Path) -> None:
     torch.save(sam.state_dict(), tmp_path / "sam.pth")
     loaded = SegmentAnything(str(tmp_path / "sam.pth"))._load()
     assert all(loaded.state_dict()[name].equal(w) for name, w in sam.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_masks_of_vit_b_are_read_in_every_format() -> None:
+    """The published sizes with random weights; a picture of another size than the network's."""
+    from segment_anything import SamAutomaticMaskGenerator, sam_model_registry
+
+    torch.manual_seed(0)
+    generator = SamAutomaticMaskGenerator(
+        sam_model_registry["vit_b"]().eval(), points_per_side=2, pred_iou_thresh=-9,
+        stability_score_thresh=-9,
+    )  # fmt: skip
+    picture, found = disc()[0][:, :80], {}
+    for mode in ("binary_mask", "uncompressed_rle", "coco_rle"):
+        generator.output_mode = mode
+        with torch.inference_mode():
+            found[mode] = read_masks(generator.generate(picture), (96, 80))
+    first = found["binary_mask"]
+    assert len(first) > 0 and 0 < first.mean() < 1
+    assert all((masks == first).all() for masks in found.values())
 
 
 @pytest.mark.parametrize(

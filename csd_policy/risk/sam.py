@@ -1,15 +1,15 @@
 """Masks by segment-anything, from its own package or from transformers."""
 
 import re
-from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from csd_policy.risk.mask_records import read_masks
 from csd_policy.risk.segmenters import Masks, Picture, Segmenter, missing
 from csd_policy.risk.small_sam import load_small_sam
 
@@ -24,29 +24,33 @@ SMALL = {  # found on validation scenes, see weights/small_sam/README.md
     "stability_score_thresh": 0.0,
     "box_nms_thresh": 0.5,
 }
+MOBILE_SAM = "git+https://github.com/ChaoningZhang/MobileSAM.git"
 
 
 class SegmentAnything(Segmenter):
     """Masks of ``SamAutomaticMaskGenerator`` (Kirillov et al. 2023, arXiv 2304.02643).
 
     Without a checkpoint the network is the package's own small one, trained on emoji scenes.
+    MobileSAM (Zhang et al. 2023, arXiv 2306.14289) is ``vit_t``, by its package ``mobile_sam``.
 
     Args:
-        checkpoint: a file of segment-anything's weights, or a folder with a small SAM (what
+        checkpoint: a file of published weights, or a folder with a small SAM (what
             configs/train/emoji_sam.yaml exports); None is the shipped one.
-        model_type: of a file, a key of ``segment_anything.sam_model_registry``.
+        model_type: of a file, a key of ``sam_model_registry`` in ``segment_anything``, or
+            ``vit_t`` of ``mobile_sam``.
         points_per_side: of the grid of point prompts, 1 or more; None is what suits the network.
         pred_iou_thresh: least quality that SAM itself predicts of a mask it gives; likewise.
         stability_score_thresh: least stability of a mask under another cutoff; likewise.
 
     Raises:
         ValueError: there is no such file, it does not hold these weights, or is no safe file.
+        ModuleNotFoundError: the package of the network is not installed.
     """
 
     def __init__(
         self,
         checkpoint: str | None = None,
-        model_type: Literal["vit_b", "vit_l", "vit_h"] = "vit_b",
+        model_type: Literal["vit_b", "vit_l", "vit_h", "vit_t"] = "vit_b",
         points_per_side: int | None = None,
         pred_iou_thresh: float | None = None,
         stability_score_thresh: float | None = None,
@@ -63,8 +67,7 @@ class SegmentAnything(Segmenter):
 
     def settings(self) -> dict[str, float]:
         """Arguments of the mask generator: those given, and what suits the network."""
-        small = self.checkpoint is None or Path(self.checkpoint).is_dir()
-        usual = SMALL if small else PUBLISHED
+        usual = SMALL if self._is_small() else PUBLISHED
         given = {name: getattr(self, name, None) for name in usual}
         return {name: usual[name] if value is None else value for name, value in given.items()}
 
@@ -75,11 +78,26 @@ class SegmentAnything(Segmenter):
 
     @cached_property
     def _generator(self) -> Any:
+        # eval comes last: MobileSAM's network keeps a table of its weights from then on
+        sam = self._load().to(self.device).eval()
+        return self._package().SamAutomaticMaskGenerator(sam, **self.settings())
+
+    def _is_small(self) -> bool:
+        return self.checkpoint is None or Path(self.checkpoint).is_dir()
+
+    def _package(self) -> Any:
+        name = "segment_anything"
+        if self.model_type == "vit_t" and not self._is_small():
+            name = "mobile_sam"
         try:
-            from segment_anything import SamAutomaticMaskGenerator
+            return import_module(name)
         except ModuleNotFoundError as error:
-            raise missing("segment-anything", "SegmentAnything") from error
-        return SamAutomaticMaskGenerator(self._load().to(self.device).eval(), **self.settings())
+            if name == "segment_anything":
+                raise missing("segment-anything", "SegmentAnything") from error
+            raise ModuleNotFoundError(
+                f"SegmentAnything of model_type {self.model_type!r} needs {error.name}, which is "
+                f"not installed: pip install timm {MOBILE_SAM}"
+            ) from error
 
     def _load(self) -> Any:
         if self.checkpoint is None:
@@ -88,10 +106,9 @@ class SegmentAnything(Segmenter):
         return load_small_sam(path) if path.is_dir() else self._load_published(path)
 
     def _load_published(self, path: Path) -> Any:
-        from segment_anything import sam_model_registry
-
         from csd_policy.models.published import check_names, read_weights
 
+        sam_model_registry = self._package().sam_model_registry
         if self.model_type not in sam_model_registry:
             known = ", ".join(sam_model_registry)
             raise ValueError(f"model_type is {self.model_type!r}, expected one of {known}")
@@ -102,7 +119,7 @@ class SegmentAnything(Segmenter):
             sam.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(
-                f"{path} is no {self.model_type} of segment-anything: {error}"
+                f"{path} is no {self.model_type} of {self._package().__name__}: {error}"
             ) from error
         return sam
 
@@ -164,35 +181,3 @@ class TransformersSam(Segmenter):
         )
         masks = [np.asarray(mask, dtype=bool) for mask in found["masks"]]
         return np.stack(masks) if masks else np.zeros((0, *picture.shape[:2]), dtype=bool)
-
-
-def read_masks(records: Sequence[Mapping[str, Any]], size: tuple[int, int]) -> Masks:
-    """The masks of ``SamAutomaticMaskGenerator`` in any of its output modes, bool ``[M, H, W]``.
-
-    ``binary_mask`` is an array, ``uncompressed_rle`` a table of ``size`` and run lengths down the
-    columns, ``coco_rle`` the same with the lengths as text (read by pycocotools).
-
-    Raises:
-        ValueError: a record in another format, or of another size than (H, W).
-    """
-    masks = [_read_mask(record["segmentation"]) for record in records]
-    for mask in masks:
-        if mask.shape != size:
-            raise ValueError(f"a mask has size {mask.shape}, expected {size}")
-    return np.stack(masks) if masks else np.zeros((0, *size), dtype=bool)
-
-
-def _read_mask(segmentation: Any) -> npt.NDArray[np.bool_]:
-    if isinstance(segmentation, np.ndarray):
-        return segmentation.astype(bool)
-    if not (isinstance(segmentation, Mapping) and {"size", "counts"} <= segmentation.keys()):
-        raise ValueError(f"a mask is {segmentation!r}, expected an array or a table of run lengths")
-    if isinstance(segmentation["counts"], list):
-        from segment_anything.utils.amg import rle_to_mask
-
-        return np.asarray(rle_to_mask(dict(segmentation)), dtype=bool)
-    try:
-        from pycocotools.mask import decode
-    except ModuleNotFoundError as error:
-        raise missing("pycocotools", "a mask in COCO's compressed format") from error
-    return np.asarray(decode(segmentation), dtype=bool)
