@@ -19,10 +19,10 @@ PUBLISHED = {
     "stability_score_thresh": 0.95,
 }
 SMALL = {  # found on validation scenes, see weights/small_sam/README.md
-    "points_per_side": 16,
-    "pred_iou_thresh": 0.75,
+    "points_per_side": 12,
+    "pred_iou_thresh": 0.65,
     "stability_score_thresh": 0.0,
-    "box_nms_thresh": 0.5,
+    "box_nms_thresh": 0.3,
 }
 MOBILE_SAM = "git+https://github.com/ChaoningZhang/MobileSAM.git"
 
