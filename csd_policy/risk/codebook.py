@@ -25,9 +25,9 @@ BLOCK = 1024  # codes whose distances to all others are held at once
 class CodebookTable:
     """How far two codes of a codebook are apart to the eye, whatever the picture around them.
 
-    Each code has a vector, and the squared Euclidean distance of two approximates the mean LPIPS,
-    around the place, of two pictures that differ in having the one or the other code there.
-    ``csd-policy study codebook`` fits it.
+    Each code has a vector, and the squared Euclidean distance of two approximates the mean LPIPS
+    (arXiv 1801.03924), around the place, of two pictures that differ in having the one or the other
+    code there. ``csd-policy study codebook`` fits it.
 
     Args:
         vectors: fp32 ``[V, r]``; a file holds them in fp16.
@@ -51,7 +51,7 @@ class CodebookTable:
         return self.vectors.shape[1]
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
-        """Distance of the codes ``one`` and ``other``, int64 of any shape: fp32, 0 or more."""
+        """LPIPS to expect of codes ``one`` and ``other``, int64 of any shape: fp32, 0 or more."""
         return (self.vectors[one] - self.vectors[other]).square().sum(-1)
 
     def neighbours(self, k: int) -> Tensor:
@@ -73,6 +73,11 @@ class CodebookTable:
                 f"the table is of the codebook of {self.model}, {self.checksum[:12]}, but that of "
                 f"model {model.name} is {found[:12]}, expected a table of `csd-policy study "
                 "codebook` for it"
+            )
+        if len(self.vectors) != model.num_codes:
+            raise ValueError(
+                f"the table has {len(self.vectors)} codes, expected {model.num_codes} of model "
+                f"{model.name}"
             )
 
     def to(self, device: torch.device) -> "CodebookTable":
@@ -97,10 +102,13 @@ class CodebookTable:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT:
-                    raise ValueError(f"its format is {metadata.get('format')!r}")
+                    found = metadata.get("format")
+                    raise ValueError(f"its format is {found!r}, expected {FORMAT!r}")
                 facts, vectors = json.loads(metadata["table"]), file.get_tensor("vectors").float()
             if vectors.ndim != 2 or not vectors.isfinite().all():
-                raise ValueError(f"vectors are {list(vectors.shape)}, or not finite")
+                raise ValueError(
+                    f"vectors are {list(vectors.shape)} or not finite, expected finite [V, r]"
+                )
             return cls(vectors=vectors, **facts)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
@@ -109,7 +117,7 @@ class CodebookTable:
 
 
 def codebook_checksum(codebook: Tensor) -> str:
-    """SHA-256 of the fp32 bytes of ``codebook``, ``[V, C]``."""
+    """Hexadecimal SHA-256 of the fp32 bytes of ``codebook``, ``[V, C]``."""
     numbers = codebook.detach().float().cpu().contiguous().numpy()
     return hashlib.sha256(numbers.tobytes()).hexdigest()
 
