@@ -13,7 +13,7 @@ copyright = "2026, The csd-policy authors"
 version = release = csd_policy.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "results"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
