@@ -11,10 +11,17 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from csd_policy.risk import RiskMap, Segmenter
+
 _PACKAGED = Path(__file__).parent / "configs"  # in the wheel
 _CHECKOUT = Path(__file__).parents[1] / "configs"
 _POLICIES = dict.fromkeys(("policy", "inner", "first", "second"), "csd_policy.policies")
-_FAMILIES = _POLICIES | {"draft": "csd_policy.drafts", "risk": "csd_policy.risk"}  # by last key
+_FAMILIES = _POLICIES | {  # by last key
+    "draft": "csd_policy.drafts",
+    "risk": "csd_policy.risk",
+    "segmenter": "csd_policy.risk",
+}
+_BASES: dict[str, type] = {"risk": RiskMap, "segmenter": Segmenter}  # of a module's several
 
 
 def make_parser(verb: str, description: str | None) -> ArgumentParser:
@@ -129,7 +136,9 @@ def one_line(message: str, parser: ArgumentParser) -> str:
     if found := re.search(r"Errors: - ((?:(?! - Expected ).)*, expected .*?) - Expected ", text):
         return f"{key}: {found[1]}"
     if found := re.search(r"Subtypes: \[(.*?)\] Errors: .* Given value: (.*)$", text):
-        return f"{key} is {found[2]!r}, expected {' or '.join(found[1].split(', '))}"
+        types = " or ".join(found[1].split(", "))
+        value = re.sub(r"^NestedArg\(key='\w+', val='(.*)'\)$", r"\1", found[2])
+        return f"{key} is {value!r}, expected {_expected_classes(key, types)}"
     if "Expected an instantiatable class" in text:
         return (
             f"{key} names no class that can be made, expected class_path of one that is not "
@@ -156,16 +165,23 @@ def one_line(message: str, parser: ArgumentParser) -> str:
     return text if rest == text else f"{key}: {rest}"
 
 
-def _expected_classes(key: str) -> str:
-    """The choices for a class, e.g. of the key ``methods.policy``."""
-    family = _FAMILIES.get(key.rpartition(".")[2])
-    names = class_names(family) if family else []
+def _expected_classes(key: str, otherwise: str = "") -> str:
+    """The choices for a class, e.g. of the key ``methods.policy``; ``otherwise`` for no class."""
+    last = key.rpartition(".")[2]
     path = "an import path such as my_module.MyClass"
-    return f"one of {', '.join(names)}, or {path}" if names else path
+    if last not in _FAMILIES:
+        return otherwise or path
+    names = class_names(_FAMILIES[last], _BASES.get(last, object))
+    return f"one of {', '.join(names)}, or {path}"
 
 
-def class_names(module: str) -> list[str]:
-    """Names of the classes that users can ask for in a module of policies or of drafts, sorted."""
+def class_names(module: str, base: type = object) -> list[str]:
+    """Names of the classes in ``csd_policy.policies`` and such that users can ask for, sorted.
+
+    Args:
+        module: whose classes.
+        base: of the classes, of which there are several kinds in ``csd_policy.risk``.
+    """
     members = vars(importlib.import_module(module)).items()
     return sorted(
         name
@@ -174,6 +190,7 @@ def class_names(module: str) -> list[str]:
         and hasattr(value, "__abstractmethods__")  # an ABC's
         and not value.__abstractmethods__
         and value.__module__.startswith(module)
+        and issubclass(value, base)
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from csd_policy.arguments import class_names, join_repeated, make_parser, name_class, parse
+from csd_policy.arguments import join_repeated, make_parser, name_class, parse
+from csd_policy.listing import first_line, listing
 from csd_policy.provenance import package_version
 
 logger = logging.getLogger(__name__)
@@ -67,11 +68,6 @@ def overview() -> str:
     lines = [f"  {name:<10} {first_line(verb)}" for name, verb in VERBS.items()]
     return "\n".join(["usage: csd-policy VERB [options]", "", *lines, "",
                       "csd-policy VERB --help lists the options of a verb."])  # fmt: skip
-
-
-def first_line(thing: object) -> str:
-    """First line of the docstring."""
-    return (inspect.getdoc(thing) or "").split("\n")[0]
 
 
 def generate(args: Sequence[str]) -> None:
@@ -162,24 +158,9 @@ def train(args: Sequence[str]) -> None:
 
 
 def list_(args: Sequence[str]) -> None:
-    """List policies, draft strategies and models."""
-    from csd_policy import drafts, policies
-    from csd_policy.models import SHIPPED, adapter_of, shipped_models
-    from csd_policy.tables import text_table
-
+    """List policies, draft strategies, risk maps, segmenters and models."""
     parse(make_parser("list", list_.__doc__), args)
-    rules = []
-    for name in class_names("csd_policy.policies"):
-        policy = getattr(policies, name)
-        exact = "exact" if policy().exact else "relaxed"
-        rules.append((name, exact, policy.strength or "-", first_line(policy)))
-    show(text_table(("policy", "law", "strength", "what it does"), rules))
-    rows = [(name, first_line(getattr(drafts, name))) for name in class_names("csd_policy.drafts")]
-    show("\n" + text_table(("draft", "what it does"), rows))
-    rows = []
-    for name in shipped_models():
-        rows.append((name, first_line(adapter_of(SHIPPED / name / "image_model.json"))))
-    show("\n" + text_table(("model", "what it is"), rows))
+    show(listing())
 
 
 STUDIES = {  # module of csd_policy.study: the class of its settings

@@ -13,14 +13,16 @@ from PIL import Image
 
 import csd_policy.generate
 from csd_policy import JacobiDecoder, Trace
-from csd_policy.arguments import find_config, join_repeated, make_parser, one_line
+from csd_policy.arguments import find_config, join_repeated, make_parser, one_line, parse
 from csd_policy.cli import VERBS, main
 from csd_policy.drafts import Gumbel, Independent
 from csd_policy.generate import generate, plan
 from csd_policy.models import shipped_models
 from csd_policy.policies import CSD, TVGate
+from csd_policy.risk import HedWatershed
 
 LIGHT = ["wandb", "matplotlib", "lightning", "transformers", "lpips", "segment_anything"]
+LIGHT += ["skimage", "h5py", "tensorflow"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,14 @@ MISTAKES = {  # arguments behind --prompt cat: what the line says
     "--draft Gumbel --draft.start below": ["start is 'below'", "expected one of random, uniform"],
     "--policy CSD --policy.gate l2": ["gate is 'l2'", "expected one of tv, kl, reverse_kl"],
     "--policy Veto --policy.inner Nope": ["inner is 'Nope'", "expected one of Addition, Amplify"],
+    "--policy RiskGated --policy.risk Fixed": [
+        "risk is 'Fixed'",
+        "expected one of FixedRisk, GroundTruthRisk, PerceptualRisk, SegmentationRisk, or",
+    ],
+    "--policy RiskGated --policy.risk SegmentationRisk --policy.risk.segmenter Sam": [
+        "segmenter is 'Sam'",
+        "expected one of Felzenszwalb, HedWatershed, SegmentAnything, TransformersSam, or",
+    ],
     "--policy AcceptancePolicy": ["policy names no class that can be made", "not abstract"],
     "--temperature warm": ["temperature is 'warm'", "expected float or null"],
     "--temperature -1": ["temperature is -1", "0 or more"],
@@ -251,6 +261,32 @@ def test_a_policy_of_the_current_folder(tmp_path: Path) -> None:
     assert row["policy"] == "Mine(extra=0.2)"
 
 
+def test_what_comes_with_the_package_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    tables = [table.splitlines() for table in capsys.readouterr().out.strip().split("\n\n")]
+    listed = {" ".join(t[0].split("  ")[0].split()): [r.split()[0] for r in t[2:]] for t in tables}
+    maps = ["FixedRisk", "GroundTruthRisk", "PerceptualRisk", "SegmentationRisk"]
+    segmenters = ["Felzenszwalb", "HedWatershed", "SegmentAnything", "TransformersSam"]
+    assert listed["risk map"] == maps and listed["segmenter"] == segmenters
+    assert list(listed) == ["policy", "draft", "risk map", "segmenter", "model"]
+    assert all(len(row.split()) > 3 for table in tables for row in table[2:])  # it says what it is
+
+
+def test_short_names_of_segmenters_in_a_config() -> None:
+    Path("my.yaml").write_text(
+        "policy:\n"
+        "  class_path: RiskGated\n"
+        "  init_args:\n"
+        "    risk:\n"
+        "      class_path: SegmentationRisk\n"
+        "      init_args: {segmenter: {class_path: HedWatershed, init_args: {threshold: 0.3}}}\n"
+    )
+    parser = make_parser("generate", None)
+    parser.add_function_arguments(generate, as_group=False)
+    policy = parse(parser, ["--config", "my.yaml", "--prompt", '["cat"]'])["policy"]
+    assert repr(policy.risk.segmenter) == repr(HedWatershed(threshold=0.3))
+
+
 def test_python_m_and_light_imports(tmp_path: Path) -> None:
     code = (
         "import sys, runpy; sys.argv = ['csd-policy', 'list']\n"
@@ -331,6 +367,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             "--policy RiskGated --policy.inner TVGate --policy.inner.delta 0.6 "
             "--policy.risk FixedRisk",
             "RiskGated(inner=TVGate(delta=0.6), risk=FixedRisk(",
+            "Independent",
+        ),
+        (
+            "--policy RiskGated --policy.inner Exact --policy.risk SegmentationRisk "
+            "--policy.risk.segmenter HedWatershed --policy.risk.segmenter.side 96",
+            f"RiskGated(inner=Exact(), risk=SegmentationRisk(segmenter={HedWatershed(side=96)!r}",
             "Independent",
         ),
     ],
