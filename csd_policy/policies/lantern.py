@@ -29,8 +29,8 @@ class LANTERN(AcceptancePolicy):
         delta: the bound, in [0, 1]; 0.1 in LANTERN. With ``multiplicative`` 1 or more; 5 to 20 in
             LANTERN++.
         multiplicative: whether ``delta`` is a factor of q(x).
-        table: which codes are near: a file of ``csd-policy study codebook``, or the name of a
-            shipped model; None is the codebook itself.
+        table: which codes are near: a file of ``csd-policy study codebook``; None is the codebook
+            itself.
 
     Example:
         >>> LANTERN()
@@ -54,7 +54,7 @@ class LANTERN(AcceptancePolicy):
         else:
             check_range("delta", delta, 0, 1)
         if table is not None and not (isinstance(table, str) and table):
-            raise ValueError(f"table is {table!r}, expected a file, a shipped model, or None")
+            raise ValueError(f"table is {table!r}, expected a file or None")
         self.k, self.delta, self.multiplicative, self.table = k, delta, multiplicative, table
         self._neighbours: Tensor | None = None
 

@@ -16,7 +16,6 @@ from csd_policy.results import write_atomic
 if TYPE_CHECKING:
     from csd_policy.models.base import ImageTokenModel
 
-SHIPPED_TABLE = Path("perceptual") / "codebook.safetensors"  # in the folder of a shipped model
 FORMAT = "csd_policy.codebook_table.1"
 BLOCK = 1024  # codes whose distances to all others are held at once
 
@@ -123,21 +122,14 @@ def codebook_checksum(codebook: Tensor) -> str:
 
 
 def table_of(source: str, model: "ImageTokenModel") -> CodebookTable:
-    """The table ``source``, a file or the name of a shipped model, on the device of ``model``.
+    """The table of the file ``source``, on the device of ``model``.
 
     Raises:
         ValueError: there is none, it cannot be read, or it is of another codebook.
     """
-    from csd_policy.models import SHIPPED, shipped_models
-
-    shipped = SHIPPED / source / SHIPPED_TABLE
-    if not shipped.is_file() and not Path(source).is_file():
-        names = [name for name in shipped_models() if (SHIPPED / name / SHIPPED_TABLE).is_file()]
-        raise ValueError(
-            f"table is {source!r}, expected a file of `csd-policy study codebook` or a shipped "
-            f"model with one: {', '.join(names) or 'none'}"
-        )
-    table = CodebookTable.load(shipped if shipped.is_file() else source)
+    if not Path(source).is_file():
+        raise ValueError(f"table is {source!r}, expected a file of `csd-policy study codebook`")
+    table = CodebookTable.load(source)
     table.check(model)
     return table.to(model.device)
 

@@ -42,6 +42,8 @@ class CodebookStudy:
         codes: codes per place, 6 or more; their number of pairs is codes (codes - 1) / 2.
         rank: numbers per code in the table, 1 or more.
         steps: of the fit, 1 or more.
+        pull: of the fit towards a linear map of the codebook, 0 or more; small values overfit codes
+            that were measured rarely.
         model: name of a shipped model, a folder, or an id owner/name of the Hugging Face hub.
         model_options: what the model's adapter takes beyond that, KEY: VALUE, see docs/models.md.
         draft: makes the drafts that decoding meets.
@@ -64,6 +66,7 @@ class CodebookStudy:
     codes: int = 8
     rank: int = 16
     steps: int = 2000
+    pull: float = 1.0
     model: str = "emoji-scenes"
     model_options: Options = field(default_factory=dict)
     draft: DraftStrategy = field(default_factory=Independent)
@@ -83,6 +86,8 @@ class CodebookStudy:
         for name, low in lowest.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected {low} or more")
+        if not 0 <= self.pull < float("inf"):
+            raise ValueError(f"pull is {self.pull}, expected a finite number, 0 or more")
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}, expected a share in (0, 1)")
         if not 0 < self.judges < self.pictures:
@@ -98,8 +103,8 @@ class CodebookStudy:
 
     def manifest(self) -> dict[str, Any]:
         """What decides the measurements; fit and analysis may differ from run to run."""
-        loose = ("output", "device", "resamples", "rank", "steps", "held_out", "pictures", "draft",
-                 "prompts", "scenes")  # fmt: skip
+        loose = ("output", "device", "resamples", "rank", "steps", "pull", "held_out", "pictures",
+                 "draft", "prompts", "scenes")  # fmt: skip
         shared = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in loose}
         return {"csd_policy": package_version(), "draft": self.draft.to_config()} | shared
 

@@ -35,7 +35,8 @@ def write(study: CodebookStudy, model: ImageTokenModel, pairs: Pairs, facts: dic
     fitted, judges = split(pairs, study.pictures - study.judges)
     if not len(fitted.first) or not len(judges.first):
         raise ValueError(f"no pairs to fit to or to judge by in {output}, expected more pictures")
-    vectors = fit_vectors(codebook, fitted, study.rank, study.steps, study.seed).half().float()
+    fit = fit_vectors(codebook, fitted, study.rank, study.steps, study.seed, study.pull)
+    vectors = fit.half().float()
     predicted = {TABLE: squared(vectors, judges), BASELINE: squared(codebook, judges)}
     rows = list(judge(judges, predicted, study.resamples))
     best = {name: found.spearman.mean for domain, name, _, found in rows if domain == ALL}
@@ -51,7 +52,7 @@ def write(study: CodebookStudy, model: ImageTokenModel, pairs: Pairs, facts: dic
         for domain, name, count, found in rows
     ]
     write_json(output / "study.json", {"study": study.manifest(), "pictures": study.pictures,
-               "held_out": study.judges, "rank": study.rank, "pairs": counts,
+               "held_out": study.judges, "rank": study.rank, "pull": study.pull, "pairs": counts,
                "environment": facts, "rows": records})  # fmt: skip
     head = ("held-out pairs", "number", f"Spearman, {TABLE}", f"Spearman, {BASELINE}")
     cells = _cells(rows)

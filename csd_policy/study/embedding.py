@@ -6,11 +6,12 @@ from torch import Tensor
 from csd_policy.study.pairs import Pairs
 
 LEARNING_RATE = 0.05
-PULL = 1e-3  # towards the linear map of the codebook, for codes that were hardly measured
 FLOOR = 1e-6  # LPIPS that counts as none
 
 
-def fit_vectors(codebook: Tensor, pairs: Pairs, rank: int, steps: int, seed: int = 0) -> Tensor:
+def fit_vectors(
+    codebook: Tensor, pairs: Pairs, rank: int, steps: int, seed: int = 0, pull: float = 1.0
+) -> Tensor:
     """Fit |x_a - x_b|^2 to the mean cost of a and b around their place: fp32 ``[V, rank]``.
 
     x is a linear map of the codebook plus a residual of each code. A place of a picture shows
@@ -24,6 +25,8 @@ def fit_vectors(codebook: Tensor, pairs: Pairs, rank: int, steps: int, seed: int
         rank: numbers per code, 1 or more.
         steps: of Adam, each over all pairs.
         seed: of the first residuals.
+        pull: weight of the mean squared residual, 0 or more; how hard codes are held to the linear
+            map of the codebook.
     """
     inputs = codebook.float().cpu()
     inputs = (inputs - inputs.mean(0)) / inputs.std().clamp(min=FLOOR)
@@ -42,7 +45,7 @@ def fit_vectors(codebook: Tensor, pairs: Pairs, rank: int, steps: int, seed: int
         fitted = (vectors[pairs.first] - vectors[pairs.second]).square().sum(-1) + FLOOR
         log_fit = fitted.log() + (factor - factor.exp().mean().log())[place]
         deviance = (pairs.around.clamp(min=FLOOR).log() - log_fit).exp() + log_fit
-        loss = deviance.mean() + PULL * own.square().sum(-1).mean() * rank
+        loss = deviance.mean() + pull * own.square().sum(-1).mean() * rank
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
