@@ -12,7 +12,7 @@ FLOOR = 1e-6  # LPIPS that counts as none
 def fit_vectors(
     codebook: Tensor, pairs: Pairs, rank: int, steps: int, seed: int = 0, pull: float = 1.0
 ) -> Tensor:
-    """Fit |x_a - x_b|^2 to the mean cost of a and b around their place: fp32 ``[V, rank]``.
+    """Fit ``|x_a - x_b|^2`` to the mean cost of a and b around their place: fp32 ``[V, rank]``.
 
     x is a linear map of the codebook plus a residual of each code. A place of a picture shows
     errors more or less than others: each has a factor of its own, of mean 1, which the table drops.
